@@ -1,0 +1,36 @@
+"""Kernel families: one module each, registered here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autotune.device import DeviceSpec
+from autotune.families.direct_cpu import DirectCpu
+from autotune.families.family import Family, Knob, Launch, Source
+from autotune.families.igemm_mma import IgemmMma
+from autotune.problem import ConvProblem
+
+FAMILIES: tuple[Family, ...] = (IgemmMma(), DirectCpu())
+
+__all__ = ["FAMILIES", "Family", "Knob", "Launch", "Source", "family_named", "supporting", "why_unsupported"]
+
+
+def family_named(name: str, families: Sequence[Family] = FAMILIES) -> Family | None:
+    """The registered family of that name, or None (a row may come from a version that had others)."""
+    return next((family for family in families if family.name == name), None)
+
+
+def supporting(problem: ConvProblem, device: DeviceSpec, families: Sequence[Family] = FAMILIES) -> list[Family]:
+    """The families of which some config can run the layer on the device."""
+    mine = [family for family in families if family.kind == device.kind and not family.unsupported(problem, device)]
+    return [family for family in mine if family.configs(problem, device)]
+
+
+def why_unsupported(problem: ConvProblem, device: DeviceSpec, families: Sequence[Family] = FAMILIES) -> str:
+    """One line: why no family can run the layer on the device."""
+    reasons = [
+        f"{family.name}: {family.unsupported(problem, device) or 'no legal config'}"
+        for family in families
+        if family.kind == device.kind
+    ]
+    return f"no kernel for {problem} on {device.name}: " + ("; ".join(reasons) or f"no family runs on {device.kind}")
