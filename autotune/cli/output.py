@@ -1,0 +1,52 @@
+"""What verbs print and how they fail: results on stdout, notices on stderr, one line for an error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+# rich pads a table to its widest cell, so this only keeps it from cutting lines where there is no terminal
+_UNLIMITED_COLUMNS = 10_000
+
+
+class Failure(Exception):
+    """Something could not be done; the one-line reason is printed and the program exits with 1."""
+
+
+def notice(text: str) -> None:
+    """Print a line for the person, not for programs."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_json(value: Mapping[str, object]) -> None:
+    """Print one JSON object."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Print one fact a line, values aligned."""
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        print(f"{name:<{width}}  {value}")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[str] = ()) -> None:
+    """Print rows of text under headings; the columns in ``numbers`` are aligned to the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else _UNLIMITED_COLUMNS, markup=False, highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def one_line(error: BaseException) -> str:
+    """The error's message; for one of the operating system, the file and the reason without its number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split())

@@ -1,0 +1,111 @@
+"""The verbs that move tuning tables: ``trials``, ``export`` and ``import``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli.options import AsJson, Database, DeviceText
+from autotune.cli.output import Failure, print_json, print_table
+from autotune.problem import ConvProblem
+from autotune.trial import Trial
+
+FORMATS = ("jsonl", "csv", "markdown")
+
+
+def trials(problem: ConvProblem, device: DeviceText = "auto", db: Database = None, as_json: AsJson = False) -> None:
+    """List every recorded trial of a layer.
+
+    Fastest first. The device need not be present: its model's name will do.
+    """
+    from autotune.store import Store
+
+    with Store(db) as store:
+        try:
+            found = fastest_first(store.trials(problem, device))
+        except ValueError as error:
+            raise Failure(str(error)) from None
+        if not found:
+            raise Failure(f"no trial of {problem} on {device} is recorded in {store.url}")
+    if as_json:
+        spec = found[0].device
+        print_json({"layer": str(problem), "device": spec.key, "trials": [trial_object(trial) for trial in found]})
+        return
+    print_table(("time_us", "status", "config", "detail"), [_row(trial) for trial in found], numbers=("time_us",))
+
+
+def export(
+    format: Annotated[str, typer.Option(metavar="|".join(FORMATS), help="Form of the table.")] = "jsonl",
+    out: Annotated[str, typer.Option(metavar="PATH", help="File to write, or - for stdout.")] = "-",
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the records of a database as a tuning table."""
+    if format not in FORMATS:
+        raise typer.BadParameter(f"{format!r} is not one of {', '.join(FORMATS)}", param_hint="'--format'")
+    if as_json and out == "-":
+        raise typer.BadParameter("the table itself goes to stdout: give --out PATH", param_hint="'--json'")
+    from autotune.store import Store, exchange
+
+    with Store(db) as store:
+        if out == "-":
+            print(exchange.export_rows(store, format), end="")
+            return
+        exchange.write(store, format, Path(out))
+        records = len(store.records())
+    if as_json:
+        print_json({"format": format, "out": out, "records": records})
+    else:
+        print(f"{records} records written to {out}")
+
+
+def import_(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Tables written by export --format jsonl.")],
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Merge tuning tables into a database.
+
+    The faster record of a layer wins, whatever the order of the files.
+    """
+    from autotune.store import Store, exchange
+
+    with Store(db) as store:
+        try:
+            report = exchange.import_files(store, files)
+        except ValueError as error:
+            raise Failure(str(error)) from None
+    counts = {name: getattr(report, name) for name in ("added", "replaced", "unchanged", "conflicts")}
+    if as_json:
+        print_json(counts)
+    else:
+        print(", ".join(f"{count} {name}" for name, count in counts.items()))
+
+
+def fastest_first(trials: list[Trial]) -> list[Trial]:
+    """Correct trials by time, then the failed ones; equals in the order given."""
+    return sorted(trials, key=lambda trial: trial.measurement.time_us if trial.measurement else float("inf"))
+
+
+def trial_object(trial: Trial) -> dict[str, object]:
+    """What ``--json`` prints of a trial."""
+    measured = trial.measurement
+    return {
+        "config": trial.config.name,
+        "family": trial.config.family,
+        "knobs": dict(trial.config.knobs),
+        "status": str(trial.status),
+        "time_us": None if measured is None else measured.time_us,
+        "spread_us": None if measured is None else measured.spread_us,
+        "detail": trial.detail,
+        "compile_s": trial.compile_s,
+        "registers": trial.registers,
+        "spill_bytes": trial.spill_bytes,
+    }
+
+
+def _row(trial: Trial) -> tuple[str, str, str, str]:
+    time = f"{trial.measurement.time_us:.1f}" if trial.measurement else "-"
+    return time, str(trial.status), trial.config.name, trial.detail

@@ -1,0 +1,141 @@
+"""The verb ``tune``: search, record, print the winner."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli.options import AsJson, Database, DeviceText, usable_device
+from autotune.cli.output import Failure, notice, print_facts, print_json, print_table
+from autotune.cli.query import choice_object, share_of_roofline
+from autotune.cli.tables import fastest_first, trial_object
+from autotune.problem import ConvProblem
+from autotune.trial import Status, Trial
+
+if TYPE_CHECKING:
+    from autotune.search import Progress, Result
+
+_SHOWN = 6  # the winner and five runners-up
+
+
+def tune(
+    problem: ConvProblem,
+    device: DeviceText = "auto",
+    trials: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Distinct configs that the layer shall have, earlier runs included."),
+    ] = 64,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="S", help="Start no trial after this time. [default: no limit]")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, metavar="I", help="Seed of the search.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Measure anew and replace the record.")] = False,
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find a layer's fastest config and record it.
+
+    Every trial is recorded, failed ones too; the same command again measures nothing more.
+    """
+    if seconds is not None and not seconds > 0:
+        raise typer.BadParameter(f"{seconds:g} is not more than 0", param_hint="'--seconds'")
+    from autotune.search import tune as search
+    from autotune.store import Store
+
+    chosen = usable_device(device)
+    assert chosen.spec is not None
+    with Store(db) as store:
+        try:
+            with _progress(trials) as progress:
+                result = search(
+                    problem,
+                    store=store,
+                    device=chosen.id,
+                    trials=trials,
+                    seconds=seconds,
+                    seed=seed,
+                    force=force,
+                    progress=progress,
+                )
+        except KeyboardInterrupt:
+            kept = len(store.trial_names(problem, chosen.spec))
+            raise Failure(f"interrupted: {kept} trials of this layer are kept; the same command goes on") from None
+    if as_json:
+        best = result.best
+        value = choice_object(problem, best.device, "exact", best.config, best, _outcome(result))
+        print_json(value | {"measured": result.measured, "trials": [trial_object(trial) for trial in result.trials]})
+    else:
+        _print(result)
+
+
+def _outcome(result: Result) -> str:
+    return f"fastest of {len(result.trials)} configs tried"
+
+
+def _print(result: Result) -> None:
+    best = result.best
+    statuses = Counter(trial.status for trial in result.trials)
+    counts = ", ".join(f"{statuses[status]} {status}" for status in Status if statuses[status])
+    now = f"{result.measured} measured now" if result.measured else "all recorded earlier, none measured now"
+    print_facts(
+        {
+            "layer": str(best.problem),
+            "device": best.device.key,
+            "trials": f"{len(result.trials)} configs: {counts}; {now}",
+            "winner": f"{best.config.name}",
+            "time": f"{best.time_us:.1f} us, {share_of_roofline(best)}",
+        }
+    )
+    print()
+    shown = [trial for trial in fastest_first(result.trials) if trial.measurement is not None][:_SHOWN]
+    print_table(
+        ("rank", "time_us", "spread_us", "of winner", "config"),
+        [_row(rank, trial, best.time_us) for rank, trial in enumerate(shown, 1)],
+        numbers=("rank", "time_us", "spread_us", "of winner"),
+    )
+
+
+def _row(rank: int, trial: Trial, best_us: float) -> tuple[str, ...]:
+    assert trial.measurement is not None
+    time_us, spread_us = trial.measurement.time_us, trial.measurement.spread_us
+    return str(rank), f"{time_us:.1f}", f"{spread_us:.1f}", f"{best_us / time_us:.0%}", trial.config.name
+
+
+@contextmanager
+def _progress(trials: int) -> Iterator[Callable[[Progress], None]]:
+    """Shows how far the search is, on stderr: a bar on a terminal, else a line a quarter of the way."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Quarters().show
+        return
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=trials)
+        yield lambda now: bar.update(task, completed=now.done, total=now.total, description=_best(now))
+
+
+class _Quarters:
+    """Prints a line when another quarter of the trials is done."""
+
+    def __init__(self) -> None:
+        self._quarter = 0
+
+    def show(self, now: Progress) -> None:
+        quarter = 4 * now.done // now.total
+        if quarter > self._quarter:
+            self._quarter = quarter
+            notice(f"{now.done}/{now.total} trials, {_best(now)}")
+
+
+def _best(now: Progress) -> str:
+    if now.best is None or now.best.measurement is None:
+        return "none correct so far"
+    return f"best {now.best.measurement.time_us:.1f} us: {now.best.config.name}"
