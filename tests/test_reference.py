@@ -14,7 +14,7 @@ from autotune import ConvProblem, DType, Epilogue, reference
 
 def seven_loops(problem, activation, filters):
     """Exact value and magnitude of each output by NPQK index, from arrays in the problem's layout."""
-    channels, filter = problem.C // problem.groups, problem.K // problem.groups
+    channels, per_group = problem.C // problem.groups, problem.K // problem.groups
     nhwc = problem.layout == "nhwc"
     value, magnitude = {}, {}
     for n, p, q, k in itertools.product(range(problem.N), range(problem.P), range(problem.Q), range(problem.K)):
