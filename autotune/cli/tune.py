@@ -69,14 +69,14 @@ def tune(
         value = choice_object(problem, best.device, "exact", best.config, best, _outcome(result))
         print_json(value | {"measured": result.measured, "trials": [trial_object(trial) for trial in result.trials]})
     else:
-        _print(result)
+        _print(result, store.url)
 
 
 def _outcome(result: Result) -> str:
     return f"fastest of {len(result.trials)} configs tried"
 
 
-def _print(result: Result) -> None:
+def _print(result: Result, database: str) -> None:
     best = result.best
     statuses = Counter(trial.status for trial in result.trials)
     counts = ", ".join(f"{statuses[status]} {status}" for status in Status if statuses[status])
@@ -85,8 +85,9 @@ def _print(result: Result) -> None:
         {
             "layer": str(best.problem),
             "device": best.device.key,
+            "database": database,
             "trials": f"{len(result.trials)} configs: {counts}; {now}",
-            "winner": f"{best.config.name}",
+            "winner": best.config.name,
             "time": f"{best.time_us:.1f} us, {share_of_roofline(best)}",
         }
     )
