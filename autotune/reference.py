@@ -81,21 +81,29 @@ def conv2d(problem: ConvProblem, activation: Array, filter: Array) -> Expected:
     return Expected(value=value, magnitude=magnitude)
 
 
-def tolerance(problem: ConvProblem, expected: Expected) -> NDArray[np.float64]:
-    """The error that each output element may have: ``u |value| + 2**-22 sqrt(C/groups R S) magnitude + subnormal``.
+def tolerances(problem: ConvProblem) -> tuple[float, float, float]:
+    """(relative, slack, absolute): an element may be off by ``relative |value| + slack magnitude + absolute``.
 
-    The first term is twice the unit roundoff of the output's dtype; the last its smallest subnormal. The middle term
-    bounds a float32 summation of n terms, rounded or truncated, in any order: 4 sqrt(n) 2**-24 times the magnitude
+    relative is twice the unit roundoff of the output's dtype, absolute its smallest subnormal. slack bounds a float32
+    summation of n terms, rounded or truncated, in any order: 4 sqrt(n) 2**-24
     (Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41(5), 2019,
     with lambda = 4).
-    Zero for s8, whose result is exact: in s32, or that integer rounded to the nearest float32.
+    All zero for s8, whose result is exact: in s32, or that integer rounded to the nearest float32.
     """
+    if problem.dtype.is_integer:
+        return 0.0, 0.0, 0.0
+    terms = problem.C // problem.groups * problem.R * problem.S
+    return _ROUNDOFF[problem.out_dtype], 2.0**-22 * math.sqrt(terms), _SUBNORMAL[problem.out_dtype]
+
+
+def tolerance(problem: ConvProblem, expected: Expected) -> NDArray[np.float64]:
+    """The error that each element of an output may have, by ``tolerances``; float64 of ``problem.output_shape``."""
     if expected.magnitude is None:
         return np.zeros(expected.value.shape)
-    terms = problem.C // problem.groups * problem.R * problem.S
-    allowed = expected.magnitude * (2.0**-22 * math.sqrt(terms))
-    allowed += np.abs(expected.value) * _ROUNDOFF[problem.out_dtype]
-    allowed += _SUBNORMAL[problem.out_dtype]
+    relative, slack, absolute = tolerances(problem)
+    allowed = expected.magnitude * slack
+    allowed += np.abs(expected.value) * relative
+    allowed += absolute
     return allowed
 
 

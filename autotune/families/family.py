@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -76,6 +76,10 @@ class Family(ABC):
     def predict_us(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> float:
         """Rough time in microseconds, used only to order legal configs."""
 
+    def choices(self, problem: ConvProblem, device: DeviceSpec) -> Iterable[tuple[int, ...]]:
+        """Knob values worth a look by ``illegal``: all combinations, unless a family can skip whole groups of them."""
+        return itertools.product(*(knob.candidates for knob in self.knobs))
+
     def legal(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> str | None:
         """Why ``config`` cannot run ``problem`` on ``device``, whatever its source; None when it can."""
         if config.family != self.name:
@@ -111,15 +115,18 @@ def _configs(family: Family, problem: ConvProblem, device: DeviceSpec) -> tuple[
     if device.kind != family.kind or family.unsupported(problem, device):
         return ()
     names = [knob.name for knob in family.knobs]
-    choices = itertools.product(*(knob.candidates for knob in family.knobs))
+    choices = family.choices(problem, device)
     every = (Config(family.name, tuple(zip(names, values, strict=True))) for values in choices)
     found = [config for config in every if family.illegal(config, problem, device) is None]
     return tuple(sorted(found, key=lambda config: family.predict_us(config, problem, device)))
 
 
-def constants(struct: str, values: Mapping[str, int | bool]) -> str:
-    """A C++ struct of compile-time constants, a template's parameter: ``struct Config { static constexpr ... };``."""
-    lines = [f"  static constexpr {_ctype(value)} {name} = {str(value).lower()};" for name, value in values.items()]
+def constants(struct: str, values: Mapping[str, int | bool | str]) -> str:
+    """A C++ struct that is a template's parameter: numbers become ``static constexpr`` members, texts type aliases."""
+    lines = [
+        f"  using {name} = {value};" if isinstance(value, str) else f"  static constexpr {_ctype(value)} {name} = {value:d};"
+        for name, value in values.items()
+    ]
     return "\n".join([f"struct {struct} {{", *lines, "};"])
 
 

@@ -1,0 +1,136 @@
+// Every PTX instruction that the kernels use, one wrapper each; replacing this header moves the kernels to another machine.
+#pragma once
+#include "types.cuh"
+
+namespace ptx {
+
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+  return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+// Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void ldmatrix_x4(u32 (&d)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(address)
+               : "memory");
+}
+
+// Two 8x8 matrices; the addresses of lanes 16 to 31 are not used.
+__device__ __forceinline__ void ldmatrix_x2(u32 (&d)[2], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(d[0]), "=r"(d[1]) : "r"(address) : "memory");
+}
+
+// d += a * b for a 16 x (32 bytes) fragment a and a (32 bytes) x 8 fragment b.
+template <class Element>
+struct Mma;
+
+template <>
+struct Mma<f16> {
+  __device__ static __forceinline__ void run(f32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                   : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                   : "r"(a[2 * half]), "r"(a[2 * half + 1]), "r"(b[half]));
+#endif
+  }
+};
+
+#if __CUDA_ARCH__ >= 800
+template <>
+struct Mma<bf16> {
+  __device__ static __forceinline__ void run(f32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+};
+#endif
+
+template <>
+struct Mma<s8> {
+  __device__ static __forceinline__ void run(s32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+#pragma unroll
+    for (int rows = 0; rows < 2; ++rows)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1}, {%2}, {%3}, {%0,%1};"
+                     : "+r"(d[2 * rows]), "+r"(d[2 * rows + 1])
+                     : "r"(a[rows + 2 * half]), "r"(b[half]));
+#endif
+  }
+};
+
+// Asynchronous copy of `bytes` (4, 8 or 16) to shared memory; zeros are written where `inside` is false.
+template <int bytes>
+__device__ __forceinline__ void cp_async(u32 target, const void* source, bool inside) {
+#if __CUDA_ARCH__ >= 800
+  const int present = inside ? bytes : 0;
+  if constexpr (bytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(present) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(target), "l"(source), "r"(present), "n"(bytes) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void cp_async_commit() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Wait until at most `pending` of this thread's committed groups are unfinished.
+template <int pending>
+__device__ __forceinline__ void cp_async_wait() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+#endif
+}
+
+__device__ __forceinline__ u16 to_f16(f32 x) {
+  u16 bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+
+__device__ __forceinline__ u16 to_bf16(f32 x) {
+#if __CUDA_ARCH__ >= 800
+  u16 bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+#else
+  const u32 word = __float_as_uint(x);
+  if ((word & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
+  return static_cast<u16>((word + 0x7fffu + ((word >> 16) & 1)) >> 16);
+#endif
+}
+
+__device__ __forceinline__ f32 from_f16(u16 bits) {
+  f32 x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+
+__device__ __forceinline__ f32 from_bf16(u16 bits) { return __uint_as_float(static_cast<u32>(bits) << 16); }
+
+// A 16-byte load that bypasses the first-level cache: sees what other blocks wrote before a fence.
+template <class T>
+__device__ __forceinline__ void load_l2(T (&d)[4], const T* source) {
+  u32 w[4];
+  asm volatile("ld.global.cg.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(source) : "memory");
+#pragma unroll
+  for (int i = 0; i < 4; ++i) memcpy(&d[i], &w[i], 4);
+}
+
+}  // namespace ptx
