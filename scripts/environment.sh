@@ -51,3 +51,19 @@ install() {
     fail "the installation failed, see above"
   echo "$wanted" >"$stamp"
 }
+
+# Prints the CUDA extra that fits the driver, nothing where there is no GPU.
+cuda_extra() {
+  local driver major
+  command -v nvidia-smi >/dev/null || return 0
+  read -r driver < <(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null) || return 0
+  major=${driver%%.*}
+  [[ $major =~ ^[0-9]+$ ]] || return 0
+  if [ "$major" -ge 580 ]; then
+    echo cuda13
+  elif [ "$major" -ge 525 ]; then
+    echo cuda12
+  else
+    echo "the driver $driver is older than 525, the first for CUDA 12: using the cpu" >&2
+  fi
+}
