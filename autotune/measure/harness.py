@@ -1,0 +1,216 @@
+"""Verifies and times one candidate at a time on a device: what the device child does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.backends.backend import Backend, CompiledKernel, ConstraintsError, Kernel, Operands
+from autotune.families.family import Launch
+from autotune.measure.failures import WrongOutput
+from autotune.measure.timing import FINAL_SAMPLES, SAMPLE_LENGTHS, Samples, Timer, launches_for, sample, samples_of
+from autotune.problem import ConvProblem
+from autotune.trial import Measurement
+
+GUARD_BYTES = 256
+GUARD_BYTE = 0xA5
+# NaN for every float. Integers have no such value: two sets are poisoned differently, so that an element that is not
+# written differs from the reference in one of them at least
+FLOAT_POISON = (0xFF, 0xFF)
+INTEGER_POISON = (0x7F, 0x81)
+CACHE_MULTIPLE = 3
+MAX_SETS = 256
+MAX_SET_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A buffer between two guard bands."""
+
+    name: str
+    before: Any
+    body: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A candidate ready to run: its kernel and its operand sets, which share one workspace."""
+
+    kernel: Kernel
+    operands: tuple[Operands, ...]
+    workspace: Guarded | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A verified candidate's measurement, with the clock in MHz and the temperature in degrees Celsius after it."""
+
+    measurement: Measurement
+    clock_mhz: int | None
+    temperature_c: int | None
+
+
+class Harness:
+    """Inputs, reference and rotating operand sets of one layer on one device.
+
+    Activation (deviation 1) and filter (deviation ``(C / groups * R * S) ** -0.5``, so that outputs have deviation 1)
+    are drawn from ``seed``, which differs from run to run; the reference is computed once. The sets hold the same
+    values at different addresses, so that one reference serves all, and are together larger than the last-level cache,
+    so that a launch finds none of its operands there. Guard bands surround every buffer.
+    """
+
+    def __init__(self, backend: Backend, problem: ConvProblem, seed: int) -> None:
+        self._backend = backend
+        self._problem = problem
+        self._length = SAMPLE_LENGTHS[backend.spec.kind]
+        self._poison = INTEGER_POISON if problem.out_dtype.is_integer else FLOAT_POISON
+        # never handed to a kernel: what the inputs must still be after a launch
+        self._activation = backend.allocate(problem.activation_bytes)
+        self._filter = backend.allocate(problem.filter_bytes)
+        deviation = (problem.C // problem.groups * problem.R * problem.S) ** -0.5
+        backend.randomize(self._activation, problem.dtype, seed, 1.0)
+        backend.randomize(self._filter, problem.dtype, seed + 1, deviation)
+        self._expected = backend.reference(problem, self._activation, self._filter)
+        self._sets = [self._new_set() for _ in range(set_count(problem, backend.spec.l2_bytes))]
+        backend.synchronize()
+
+    @property
+    def sets(self) -> int:
+        """Number of operand sets."""
+        return len(self._sets)
+
+    def run(self, compiled: CompiledKernel, launch: Launch, best_us: float | None) -> Measured:
+        """Load, verify and time a candidate; raises ConstraintsError, DeviceFault or WrongOutput."""
+        loaded = self.load(compiled, launch)
+        self.verify(loaded)
+        return self._measured(self.measure(loaded, best_us))
+
+    def load(self, compiled: CompiledKernel, launch: Launch) -> Loaded:
+        """Make a compiled config runnable on the operand sets; ConstraintsError when the device refuses it."""
+        kernel = self._backend.load(compiled, launch)
+        workspace = None
+        if launch.workspace_bytes:
+            try:
+                workspace = self._guarded("workspace", launch.workspace_bytes)
+            except MemoryError:
+                raise ConstraintsError(f"no memory for a workspace of {launch.workspace_bytes} bytes") from None
+            self._backend.fill(workspace.body, 0)
+        operands = tuple(
+            Operands(
+                activation=activation.body,
+                filter=filter.body,
+                output=output.body,
+                workspace=workspace.body if workspace else None,
+            )
+            for activation, filter, output in self._sets
+        )
+        return Loaded(kernel=kernel, operands=operands, workspace=workspace)
+
+    def verify(self, loaded: Loaded) -> None:
+        """Run the first and the last set on poisoned outputs; WrongOutput says what is wrong."""
+        checked = (0, self.sets - 1)
+        for index, poison in zip(checked, self._poison, strict=True):
+            self._backend.fill(loaded.operands[index].output, poison)
+            loaded.kernel(loaded.operands[index])
+            # at once, so that a fault is told from a launch that is refused
+            self._backend.synchronize()
+        for index in checked:
+            self._check(loaded, index)
+
+    def measure(self, loaded: Loaded, best_us: float | None) -> Measurement:
+        """Time a verified candidate over all sets, then check the output of a timed launch.
+
+        A candidate much slower than ``best_us`` gets one sample of one launch.
+        """
+        self._backend.fill(loaded.operands[0].output, self._poison[0])
+        samples = samples_of(self._timer(loaded), self.sets, self._length, best_us)
+        self._backend.synchronize()
+        self._check(loaded, 0)
+        return self._measurement(samples)
+
+    def retime(self, candidates: Sequence[tuple[CompiledKernel, Launch]]) -> list[Measured | Exception]:
+        """Verify and time candidates in turn, one sample of each a round: a drift of the clock then meets all alike.
+
+        One answer each: its measurement, or why it failed now. A DeviceFault is raised, as no later answer would count.
+        """
+        loaded: list[Loaded | Exception] = [self._verified(*candidate) for candidate in candidates]
+        timers = [self._timer(item) for item in loaded if isinstance(item, Loaded)]
+        launches = [launches_for(sample(timer, 1, 1).median_us, self.sets, self._length) for timer in timers]
+        values: list[list[float]] = [[] for _ in timers]
+        for _ in range(FINAL_SAMPLES):
+            for timer, count, taken in zip(timers, launches, values, strict=True):
+                taken.extend(sample(timer, count, 1).values_us)
+        samples = iter(Samples(values_us=tuple(taken), launches=n) for taken, n in zip(values, launches, strict=True))
+        return [
+            self._measured(self._measurement(next(samples))) if isinstance(item, Loaded) else item for item in loaded
+        ]
+
+    def _verified(self, compiled: CompiledKernel, launch: Launch) -> Loaded | Exception:
+        try:
+            loaded = self.load(compiled, launch)
+            self.verify(loaded)
+        except (ConstraintsError, WrongOutput) as failure:
+            return failure
+        return loaded
+
+    def _timer(self, loaded: Loaded) -> Timer:
+        return lambda launches, samples: self._backend.time(loaded.kernel, loaded.operands, launches, samples)
+
+    def _measurement(self, samples: Samples) -> Measurement:
+        return Measurement(
+            time_us=samples.median_us,
+            spread_us=samples.spread_us,
+            samples=len(samples.values_us),
+            launches=samples.launches,
+            condition=self._backend.condition,
+        )
+
+    def _measured(self, measurement: Measurement) -> Measured:
+        clock, temperature = self._backend.clocks()
+        return Measured(measurement=measurement, clock_mhz=clock, temperature_c=temperature)
+
+    def _check(self, loaded: Loaded, index: int) -> None:
+        activation, filter, output = self._sets[index]
+        guarded = [activation, filter, output, *([loaded.workspace] if loaded.workspace else [])]
+        for buffer in guarded:
+            for side, guard in (("before", buffer.before), ("after", buffer.after)):
+                if not self._backend.is_filled(guard, GUARD_BYTE):
+                    raise WrongOutput(f"wrote {side} the {buffer.name}", damaged=True)
+        for buffer, pristine in ((activation, self._activation), (filter, self._filter)):
+            if not _same(buffer.body, pristine):
+                raise WrongOutput(f"wrote into the {buffer.name}", damaged=True)
+        found = self._backend.compare(self._problem, output.body, self._expected)
+        if found.mismatches:
+            elements = self._problem.output_bytes // self._problem.out_dtype.bytes
+            raise WrongOutput(f"{found.mismatches} of {elements} elements are wrong, the worst by {found.worst:.3g}")
+
+    def _new_set(self) -> tuple[Guarded, Guarded, Guarded]:
+        activation = self._guarded("activation", self._problem.activation_bytes)
+        filter = self._guarded("filter", self._problem.filter_bytes)
+        self._backend.copy(activation.body, self._activation)
+        self._backend.copy(filter.body, self._filter)
+        return activation, filter, self._guarded("output", self._problem.output_bytes)
+
+    def _guarded(self, name: str, nbytes: int) -> Guarded:
+        whole = self._backend.allocate(GUARD_BYTES + nbytes + GUARD_BYTES)
+        before, body, after = whole[:GUARD_BYTES], whole[GUARD_BYTES:-GUARD_BYTES], whole[-GUARD_BYTES:]
+        self._backend.fill(before, GUARD_BYTE)
+        self._backend.fill(after, GUARD_BYTE)
+        return Guarded(name, before, body, after)
+
+
+def set_count(problem: ConvProblem, l2_bytes: int) -> int:
+    """Operand sets that together exceed three times the last-level cache: at least 2, at most 256 or 1 GiB."""
+    one = problem.activation_bytes + problem.filter_bytes + problem.output_bytes
+    wanted = CACHE_MULTIPLE * l2_bytes // one + 1
+    return max(2, min(wanted, MAX_SETS, MAX_SET_BYTES // one))
+
+
+def _same(one: Any, other: Any) -> bool:
+    # by words of 8 bytes, which NumPy and CuPy both compare several times faster than bytes
+    words = one.size // 8 * 8
+    if bool((one[:words].view("uint64") != other[:words].view("uint64")).any()):
+        return False
+    return not bool((one[words:] != other[words:]).any())

@@ -1,0 +1,7 @@
+"""Search: which configs to try, and which of them is a layer's record."""
+
+from autotune.search.loop import tune
+from autotune.search.result import NoValidConfig, Progress, Result
+from autotune.search.space import Space, Unsupported
+
+__all__ = ["NoValidConfig", "Progress", "Result", "Space", "Unsupported", "tune"]

@@ -1,0 +1,59 @@
+"""Picks a layer's winner: the fastest few are timed again, interleaved, and ties are broken by rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Sequence
+from typing import TYPE_CHECKING
+
+from autotune.search.ledger import Ledger
+from autotune.trial import Config, Measurement, Trial
+
+if TYPE_CHECKING:
+    from autotune.measure import Workbench
+
+MAX_FINALISTS = 4
+WITHIN = 1.05  # times the fastest
+
+
+def settle(
+    bench: Workbench, ledger: Ledger, eligible: Container[Config], predict_us: Callable[[Config], float]
+) -> Trial | None:
+    """The winner among the ledger's trials of eligible configs, as it was measured last; None when none is correct.
+
+    A finalist that fails now is recorded as failed, and those behind it move up.
+    """
+    while chosen := finalists([trial for trial in ledger.counted if trial.config in eligible]):
+        if len(chosen) == 1 and chosen[0] in ledger.measured:
+            return chosen[0]
+        again = bench.retime([trial.config for trial in chosen])
+        for trial in again:
+            ledger.update(trial)
+        correct = [trial for trial in again if trial.measurement]
+        if correct:
+            return winner(correct, predict_us)
+    return None
+
+
+def finalists(trials: Sequence[Trial]) -> list[Trial]:
+    """The fastest correct trials: at most 4, and within 5 % of the fastest."""
+    correct = sorted((t for t in trials if t.measurement), key=lambda t: (_measurement(t).time_us, t.config.name))
+    return [t for t in correct[:MAX_FINALISTS] if _measurement(t).time_us <= WITHIN * _measurement(correct[0]).time_us]
+
+
+def winner(trials: Sequence[Trial], predict_us: Callable[[Config], float]) -> Trial:
+    """The fastest correct trial; of those within the noise of it the best prediction, then the first name."""
+    fastest = min(trials, key=lambda t: _measurement(t).time_us)
+    limit = _measurement(fastest).time_us + noise_us(_measurement(fastest))
+    tied = [trial for trial in trials if _measurement(trial).time_us <= limit]
+    return min(tied, key=lambda t: (predict_us(t.config), t.config.name))
+
+
+def noise_us(measurement: Measurement) -> float:
+    """Standard error of the median of n normal samples: 1.253 deviations over sqrt(n), a deviation being 0.741 IQR."""
+    return 1.253 * 0.741 * measurement.spread_us / math.sqrt(measurement.samples)
+
+
+def _measurement(trial: Trial) -> Measurement:
+    assert trial.measurement is not None
+    return trial.measurement
