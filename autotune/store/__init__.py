@@ -1,0 +1,9 @@
+"""The store: every trial and every layer's winner, in SQLite or PostgreSQL."""
+
+from __future__ import annotations
+
+from autotune.store.engine import StoreError
+from autotune.store.merging import MergeReport
+from autotune.store.store import Store
+
+__all__ = ["MergeReport", "Store", "StoreError"]

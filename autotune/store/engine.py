@@ -1,0 +1,184 @@
+"""Where a database is and how it is opened: SQLite files, SQLite in memory, PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import platformdirs
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import QueuePool
+
+BUSY_S = 30.0  # how long a lock of another process is waited for
+_HEADER_BYTES = 100
+# a database named by URL: percent-encoded, so that every path can be written
+_SQLITE_URL = re.compile(r"sqlite(?:\+pysqlite)?://(?:/(?P<path>[^?]*))?")
+
+
+class StoreError(Exception):
+    """A database or a table's file cannot be used; one line that names it and the cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """A database. path: of an SQLite file, symbolic links resolved. server: SQLAlchemy URL of a PostgreSQL database.
+
+    Neither: SQLite in memory. label: what messages call it, without a password.
+    """
+
+    label: str
+    path: Path | None = None
+    server: str | None = None
+
+    @property
+    def url(self) -> str:
+        """SQLAlchemy URL, a password hidden."""
+        return "sqlite:///" + quote(os.fsencode(self.path)) if self.path else self.label
+
+
+def locate(location: str | os.PathLike[str] | None) -> Location:
+    """The database meant by a path, an SQLAlchemy URL (a text with ``://``) or None: AUTOTUNE_DB, else the user's own.
+
+    ``sqlite://`` and ``:memory:`` are a database in memory. StoreError for a URL of another kind.
+    """
+    if location is None:
+        location = os.environ.get("AUTOTUNE_DB") or platformdirs.user_data_path("conv-autotune") / "tuning.db"
+        # without HOME and an entry in the user database, ~ stands for nothing
+        if isinstance(location, Path) and not location.is_absolute():
+            raise StoreError("no home directory to keep tuning.db in: set AUTOTUNE_DB or name a database")
+    if isinstance(location, str) and "://" in location:
+        return _locate_url(location)
+    if location == ":memory:":
+        return Location(label="sqlite://")
+    text = os.fspath(location)
+    if not text or "\0" in text:
+        raise StoreError(f"{text!r} is not a path")
+    return Location(label=text, path=Path(os.path.realpath(text)))
+
+
+def _locate_url(text: str) -> Location:
+    if found := _SQLITE_URL.fullmatch(text):
+        path = unquote(found["path"] or ":memory:")
+        return locate(path if path == ":memory:" else Path(path))
+    try:
+        url = make_url(text)
+    except ArgumentError:
+        raise StoreError(f"{text!r} is neither a path nor an SQLAlchemy URL") from None
+    label = url.render_as_string(hide_password=True)
+    if url.drivername not in ("postgresql", "postgres", "postgresql+psycopg"):
+        raise StoreError(f"{label}: use a path, sqlite:///PATH (without options) or postgresql://...")
+    server = url.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+    return Location(label=label, server=server)
+
+
+def is_writable(path: Path) -> bool:
+    """True when SQLite can write the file and the journal beside it."""
+    return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+
+
+def is_database(path: Path) -> bool:
+    """True when there is a file that looks like a whole SQLite database, False when there is none; touches nothing.
+
+    StoreError when it is not a file, is empty, is of another kind, or is shorter than it states.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise StoreError("not a file")
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+            size = file.seek(0, os.SEEK_END)
+    except FileNotFoundError:
+        return False
+    # new databases appear whole, so an empty file is what is left of something else
+    if not header:
+        raise StoreError("the file is empty: delete it to start a new database there")
+    if not header.startswith(b"SQLite format 3\0"):
+        raise StoreError("not an SQLite database")
+    page_bytes = int.from_bytes(header[16:18], "big")
+    stated = int.from_bytes(header[28:32], "big") * (65536 if page_bytes == 1 else page_bytes)
+    if size < max(stated, _HEADER_BYTES) and not _has_journal(path):
+        raise StoreError(f"truncated: {size} of {stated} bytes are left")
+    return True
+
+
+def _has_journal(path: Path) -> bool:
+    """True when rows may still lie beside the file: a write-ahead log, or a rollback journal where there is no WAL."""
+    journals = (path.with_name(path.name + suffix) for suffix in ("-wal", "-journal"))
+    return any(journal.exists() and journal.stat().st_size for journal in journals)
+
+
+def open_sqlite(path: Path | None, *, read_only: bool = False, foreign_keys: bool = True) -> Engine:
+    """An engine on an existing SQLite file, or on a new database in memory. Connections are made on demand."""
+    uri = f"file://{quote(os.fsencode(path))}" if path else "file::memory:"
+    if read_only and path:
+        uri += "?mode=ro" + _immutable(path, f"{uri}?mode=ro")
+    elif path:
+        uri += "?mode=rw"
+
+    def connect() -> sqlite3.Connection:
+        # isolation_level None: transactions are begun below, not by the driver
+        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
+        # with WAL a commit is in the kernel's hands when it returns, so it outlives a killed process; NORMAL only
+        # leaves out the fsync per commit, without which a power cut may cost the last commits but not the database
+        connection.execute("PRAGMA synchronous = NORMAL")
+        return connection
+
+    # a database in memory lives as long as its only connection
+    size, overflow = (8, -1) if path else (1, 0)
+    engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, pool_size=size, max_overflow=overflow)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _begin(connection: Connection) -> None:
+    # a writer takes the lock at once: one that reads first and then writes cannot wait for another
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _immutable(path: Path, uri: str) -> str:
+    """The URI option that a WAL database needs in a directory where no journal can be made; none where one is there."""
+    try:
+        connection = sqlite3.connect(uri, uri=True)
+    except sqlite3.OperationalError:
+        return "&immutable=1"
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.OperationalError:
+        # rows that are still in the journal would be missed: let the open fail with its reason
+        return "" if _has_journal(path) else "&immutable=1"
+    finally:
+        connection.close()
+    return ""
+
+
+def open_server(url: str) -> Engine:
+    """An engine on a PostgreSQL database; StoreError when the driver is not installed."""
+    options = f"-c lock_timeout={int(BUSY_S * 1000)}"
+    try:
+        return create_engine(url, connect_args={"connect_timeout": int(BUSY_S), "options": options})
+    except ModuleNotFoundError as error:
+        raise StoreError(f"PostgreSQL needs the Python package {error.name}") from None
+
+
+def reason(error: Exception) -> str:
+    """Why the database refused, in one line."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+    known = {
+        sqlite3.SQLITE_BUSY: f"locked by another process for more than {BUSY_S:g} s",
+        sqlite3.SQLITE_READONLY: "read-only",
+        sqlite3.SQLITE_FULL: "the disk is full",
+        sqlite3.SQLITE_CORRUPT: "damaged",
+        sqlite3.SQLITE_NOTADB: "not an SQLite database",
+    }
+    text = " ".join(str(cause).split())
+    return f"{known[code]} ({text})" if code in known else text

@@ -1,0 +1,142 @@
+"""Creates and upgrades the tables: Alembic, its migrations in the folder ``db``."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, column, inspect, select, table
+
+from autotune.resources import folder
+from autotune.store.engine import Location, StoreError, is_writable, open_sqlite
+from autotune.store.models import SCHEMA_VERSION, VERSION_TABLE
+
+_UPGRADE_LOCK = 0x61757475  # PostgreSQL advisory lock, held while the tables are made or changed
+
+
+def migrations() -> Path:
+    """The folder of the migrations."""
+    return folder("db") / "migrations"
+
+
+def version(connection: Connection) -> str | None:
+    """The schema version of a database, None where it has no tables; StoreError when its tables are not ours."""
+    names = inspect(connection).get_table_names()
+    if not names:
+        return None
+    if VERSION_TABLE not in names:
+        raise StoreError(f"not a tuning database: it has the tables {', '.join(sorted(names)[:5])}")
+    found: str = connection.execute(select(column("version_num")).select_from(table(VERSION_TABLE))).scalar_one()
+    return found
+
+
+def prepare(engine: Engine, location: Location) -> None:
+    """Make sure that a database has this version's tables: create, upgrade, or StoreError with the reason."""
+    with engine.connect() as connection:
+        found = version(connection)
+    if found == SCHEMA_VERSION:
+        return
+    if found is None and location.path:
+        raise StoreError("not a tuning database: it has no tables")
+    if found and found not in _revisions():
+        raise StoreError(
+            f"schema {found} is newer than {SCHEMA_VERSION}, the newest that this version knows: upgrade conv-autotune"
+        )
+    if location.path and not is_writable(location.path):
+        raise StoreError(
+            f"read-only with schema {found}, and this version needs {SCHEMA_VERSION}: upgrade a copy of it"
+        )
+    if location.path is None:
+        _upgrade(engine, None)
+        return
+    # tables are altered by building them anew, so keys are checked at the end rather than on the way
+    upgrader = open_sqlite(location.path, foreign_keys=False)
+    try:
+        _upgrade(upgrader, location.path)
+    finally:
+        upgrader.dispose()
+
+
+def _upgrade(engine: Engine, path: Path | None) -> None:
+    with engine.execution_options(writes=True).begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_UPGRADE_LOCK})")
+        # another process may have done it while we waited for the lock
+        found = version(connection)
+        if found == SCHEMA_VERSION:
+            return
+        if path and found:
+            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
+            with closing(sqlite3.connect(path)) as source:
+                copy(source, path.with_name(f"{path.name}.schema-{found}.{stamp}.bak"))
+        _run_migrations(connection)
+        if path and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").all()):
+            raise StoreError(f"the upgrade would leave {len(broken)} rows without their layer or device")
+
+
+def create_file(path: Path) -> None:
+    """Make a new SQLite database, its directories included, which appears whole or not at all; keep one that is there.
+
+    OSError when a directory cannot be made or written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".tuning-") as scratch:
+        new = Path(scratch) / "new.db"
+        with closing(sqlite3.connect(new)) as connection:
+            # readers and the writer do not block each other. It is kept in the file; where shared memory is missing
+            # (some network file systems) SQLite stays with its rollback journal
+            connection.execute("PRAGMA journal_mode = WAL")
+        engine = open_sqlite(new)
+        try:
+            _upgrade(engine, None)
+        finally:
+            # closing the last connection moves the journal into the file
+            engine.dispose()
+        _sync(new)
+        try:
+            os.link(new, path)
+        except FileExistsError:
+            return
+        except OSError:
+            # no hard links here (FAT, some network mounts): first runs in the same instant are not told apart
+            if not path.exists():
+                new.rename(path)
+
+
+def copy(source: sqlite3.Connection, target: Path) -> None:
+    """Copy a database that others may be writing to, every committed row, by SQLite's backup API.
+
+    The target appears, or is replaced, when the copy is complete. sqlite3.Error or OSError when it cannot be made.
+    """
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".tuning-") as scratch:
+        new = Path(scratch) / "copy.db"
+        with closing(sqlite3.connect(new)) as copied:
+            source.backup(copied)
+        _sync(new)
+        new.replace(target)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _run_migrations(connection: Connection) -> None:
+    # imported here: only a database that changes pays for Alembic
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(migrations()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _revisions() -> set[str]:
+    from alembic.script import ScriptDirectory
+
+    return {script.revision for script in ScriptDirectory(str(migrations())).walk_revisions()}

@@ -1,0 +1,240 @@
+"""The database of trials and records; no row or connection leaves it, only values."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from autotune.problem import ConvProblem
+from autotune.store import engine as engines
+from autotune.store import rows, schema, statements
+from autotune.store.checking import defects
+from autotune.store.engine import StoreError
+from autotune.store.lookup import AnyDevice, device_key
+from autotune.store.merging import MergeReport, demerit, winner
+from autotune.trial import Record, Trial
+
+_CHUNK = 400  # layers in one statement; older SQLite takes 999 parameters
+
+
+class Store:
+    """Every trial and each layer's record, in an SQLite file (made if absent) or a PostgreSQL database.
+
+    location: a path, an SQLAlchemy URL, or None: the environment's AUTOTUNE_DB, else ``tuning.db`` in the user's data
+    directory. A file that cannot be written, or whose directory cannot, is opened for look-ups only.
+
+    Several threads may share a store, and so may a forked child, which gets connections of its own. A device argument
+    is a ``DeviceSpec``, a usable ``Device``, or a text: see ``lookup.device_key``, whose ValueError passes through.
+
+    Raises StoreError, in one line, when the database cannot be opened, read or written, here and in every method.
+    """
+
+    def __init__(self, location: str | os.PathLike[str] | None = None) -> None:
+        self._location = engines.locate(location)
+        self._process = os.getpid()
+        self._closed = False
+        self._inherited: list[Any] = []
+        with self._faults():
+            self._engine, self._read_only = self._open()
+            try:
+                schema.prepare(self._engine, self._location)
+            except BaseException:
+                self._engine.dispose()
+                raise
+
+    @property
+    def url(self) -> str:
+        """The database's SQLAlchemy URL, without a password."""
+        return self._location.url
+
+    def close(self) -> None:
+        """Close the connections; an SQLite file is then complete in itself and may be copied."""
+        if not self._closed:
+            self._closed = True
+            if self._process == os.getpid():
+                self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Store({self.url!r})"
+
+    def add_trial(self, trial: Trial) -> None:
+        """Keep a trial, in place of an earlier one of the same problem, device model and config."""
+        with self._transaction(writes=True) as connection:
+            device_id = statements.state_device(connection, trial.device)
+            layer_id = statements.layer_ids(connection, [trial.problem])[str(trial.problem)]
+            statements.put_trial(connection, layer_id, device_id, trial)
+
+    def trials(self, problem: ConvProblem, device: AnyDevice) -> list[Trial]:
+        """The trials of a layer on a device, in the order first recorded."""
+        with self._transaction() as connection:
+            found = statements.find_device(connection, device)
+            return statements.trials(connection, problem, *found) if found else []
+
+    def trial_names(self, problem: ConvProblem, device: AnyDevice) -> set[str]:
+        """The names of the configs tried for a layer on a device."""
+        with self._transaction() as connection:
+            found = statements.find_device(connection, device)
+            return statements.trial_names(connection, problem, found[0]) if found else set()
+
+    def best(self, problem: ConvProblem, device: AnyDevice) -> Record | None:
+        """The record of a layer on a device, or None."""
+        with self._transaction() as connection:
+            found = statements.find_device(connection, device)
+            return statements.record(connection, problem, *found) if found else None
+
+    def records(self, device: AnyDevice | None = None) -> list[Record]:
+        """Every record, or those of a device, sorted by device key and problem text."""
+        with self._transaction() as connection:
+            specs = statements.devices(connection)
+            if device is not None:
+                key = device_key(device, specs.values())
+                specs = {device_id: spec for device_id, spec in specs.items() if spec.key == key}
+            found = statements.records(connection, specs)
+        return sorted(found.values(), key=lambda record: (record.device.key, str(record.problem)))
+
+    def offer(self, record: Record) -> bool:
+        """Make it the record of its layer and device if there is none or it is faster than the present one, atomically.
+
+        True if it was made so. A verified record counts as faster than one that is not, and one of a newer harness than
+        one of an older, because their times do not compare: see ``merging.demerit``.
+        """
+        with self._transaction(writes=True) as connection:
+            device_id = statements.state_device(connection, record.device)
+            layer_ids = statements.layer_ids(connection, [record.problem], lock=True)
+            present = statements.record(connection, record.problem, device_id, record.device)
+            if present is not None and demerit(record) >= demerit(present):
+                return False
+            statements.put_records(connection, layer_ids, {(str(record.problem), device_id): record})
+            return True
+
+    def replace(self, record: Record) -> None:
+        """Make it the record of its layer and device, whatever stood there, atomically."""
+        with self._transaction(writes=True) as connection:
+            device_id = statements.state_device(connection, record.device)
+            layer_ids = statements.layer_ids(connection, [record.problem], lock=True)
+            statements.put_records(connection, layer_ids, {(str(record.problem), device_id): record})
+
+    def merge(self, records: Iterable[Record]) -> MergeReport:
+        """Merge the records of other databases, all or none; the order in which tables are merged changes nothing.
+
+        Of each layer and device the record that ``merging.winner`` names stays. Where a device model is described
+        differently, the description with the greater JSON text stays, which means nothing but is the same everywhere.
+        """
+        records = list(records)
+        counts = dict.fromkeys(("added", "replaced", "unchanged", "conflicts"), 0)
+        with self._transaction(writes=True) as connection:
+            described = {*statements.devices(connection).values(), *(record.device for record in records)}
+            specs = {spec.key: spec for spec in sorted(described, key=rows.spec_text)}
+            ids = {
+                key: statements.state_device(connection, specs[key]) for key in sorted({r.device.key for r in records})
+            }
+            incoming: defaultdict[statements.Key, set[Record]] = defaultdict(set)
+            for record in records:
+                key = record.device.key
+                incoming[str(record.problem), ids[key]].add(replace(record, device=specs[key]))
+            keys = sorted(incoming)
+            specs_of_ids = {device_id: specs[key] for key, device_id in ids.items()}
+            for start in range(0, len(keys), _CHUNK):
+                chunk = {key: incoming[key] for key in keys[start : start + _CHUNK]}
+                problems = [record.problem for group in chunk.values() for record in group]
+                layer_ids = statements.layer_ids(connection, problems, lock=True)
+                present = statements.records(connection, specs_of_ids, layer_ids.values())
+                statements.put_records(connection, layer_ids, _settle(chunk, present, counts))
+        return MergeReport(**counts)
+
+    def check(self) -> list[str]:
+        """The defects of the database, one line each (damage, schema, rows that hold no value); empty when sound."""
+        try:
+            with self._transaction() as connection:
+                return list(defects(connection))
+        except StoreError as error:
+            # damage may keep the search for damage from ending
+            return [str(error)]
+
+    def backup(self, path: str | os.PathLike[str]) -> None:
+        """Copy an SQLite database to a file while others may be writing; it holds every row committed before."""
+        with self._faults():
+            connection = self._live_engine().raw_connection()
+            try:
+                if not isinstance(connection.driver_connection, sqlite3.Connection):
+                    raise StoreError("not an SQLite database: use the server's own backup")
+                schema.copy(connection.driver_connection, Path(path))
+            finally:
+                connection.close()
+
+    def _open(self) -> tuple[Engine, bool]:
+        path = self._location.path
+        if path is None:
+            return (
+                engines.open_server(self._location.server) if self._location.server else engines.open_sqlite(None)
+            ), False
+        if not engines.is_database(path):
+            schema.create_file(path)
+        read_only = not engines.is_writable(path)
+        return engines.open_sqlite(path, read_only=read_only), read_only
+
+    def _live_engine(self) -> Engine:
+        if self._closed:
+            raise StoreError("the store is closed")
+        if self._process != os.getpid():
+            if self._location.path is None and self._location.server is None:
+                raise StoreError("a database in memory does not follow a process into its fork")
+            # connections of the parent must be neither used nor closed here: keep them, idle, for as long as we live
+            self._inherited.append(self._engine.pool)
+            self._engine.dispose(close=False)
+            self._process = os.getpid()
+        return self._engine
+
+    @contextmanager
+    def _transaction(self, *, writes: bool = False) -> Iterator[Connection]:
+        with self._faults():
+            engine = self._live_engine()
+            if writes and self._read_only:
+                raise StoreError("read-only")
+            with engine.connect() as connection:
+                connection.execution_options(writes=writes)
+                with connection.begin():
+                    yield connection
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Say of every fault of the database which database it is."""
+        try:
+            yield
+        except StoreError as error:
+            raise StoreError(f"{self._location.label}: {error}") from error.__cause__
+        except (DBAPIError, sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
+            raise StoreError(f"{self._location.label}: {engines.reason(error)}") from error
+        except OSError as error:
+            raise StoreError(f"{self._location.label}: {error.strerror or error}") from error
+
+
+def _settle(
+    incoming: Mapping[statements.Key, set[Record]], present: Mapping[statements.Key, Record], counts: dict[str, int]
+) -> dict[statements.Key, Record]:
+    """The records to be written; counts what became of each key."""
+    changed = {}
+    for key, group in incoming.items():
+        old = present.get(key)
+        candidates = group if old is None else group | {old}
+        best = winner(candidates)
+        counts["added" if old is None else "unchanged" if best == old else "replaced"] += 1
+        counts["conflicts"] += len(candidates) - 1
+        if best != old:
+            changed[key] = best
+    return changed
