@@ -15,8 +15,10 @@ import typer
 
 from autotune import cli
 from autotune.backends import find
+from autotune.cli import tables
 from autotune.cli.options import stated_layer
 from autotune.problem import ConvProblem, DType, Epilogue
+from autotune.store import exchange
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYER = ["--input", "1x8x6x7", "--filters", "8", "--kernel", "3x3", "--padding", "1", "--dtype", "f32"]
@@ -109,6 +111,7 @@ MISTAKES = [
     (("tune", *LAYER, "--trials", "-3"), 2, "--trials"),
     (("tune", *LAYER, "--seconds", "0"), 2, "--seconds"),
     (("tune", *LAYER, "--seconds", "nan"), 2, "--seconds"),
+    (("tune", *LAYER, "--input", "0x8x6x7"), 1, "the batch is empty"),
     (("tune", *LAYER, "--device", "gpu"), 2, "unknown device 'gpu'"),
     (("tune", *LAYER, "--colour", "red"), 2, "--colour"),
     (("tune", "--layer", "conv1"), 2, "not a layer's canonical text: 'conv1'"),
@@ -208,6 +211,10 @@ def test_tables_go_from_one_database_to_another(tuned: Path, autotune: Any, tmp_
     assert second.read_bytes() == first.read_bytes()
     best = autotune("query", *CPU, *LAYER, "--json", "--db", tuned).json
     assert autotune("query", *CPU, *LAYER, "--json", "--db", other).json["config"] == best["config"]
+
+
+def test_the_help_names_every_format() -> None:
+    assert tables.FORMATS == exchange.FORMATS
 
 
 @pytest.mark.parametrize("format", ["csv", "markdown"])

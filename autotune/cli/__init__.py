@@ -35,6 +35,7 @@ _EXPECTED = (
     ("autotune.backends", "NoDevice"),
     ("autotune.dispatch", "Unsupported"),
     ("autotune.search", "NoValidConfig"),
+    ("autotune.search", "Unsupported"),
     ("autotune.store", "StoreError"),
 )
 

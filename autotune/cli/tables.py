@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -73,11 +74,8 @@ def import_(
     from autotune.store import Store, exchange
 
     with Store(db) as store:
-        try:
-            report = exchange.import_files(store, files)
-        except ValueError as error:
-            raise Failure(str(error)) from None
-    counts = {name: getattr(report, name) for name in ("added", "replaced", "unchanged", "conflicts")}
+        report = exchange.import_files(store, files)
+    counts = asdict(report)
     if as_json:
         print_json(counts)
     else:

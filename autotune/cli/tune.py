@@ -30,7 +30,7 @@ def tune(
         typer.Option(min=1, metavar="N", help="Distinct configs that the layer shall have, earlier runs included."),
     ] = 64,
     seconds: Annotated[
-        float | None, typer.Option(metavar="S", help="Start no trial after this time. [default: no limit]")
+        float | None, typer.Option(metavar="S", help="Start no trial after S seconds. [default: no limit]")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, metavar="I", help="Seed of the search.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Measure anew and replace the record.")] = False,
@@ -41,8 +41,10 @@ def tune(
 
     Every trial is recorded, failed ones too; the same command again measures nothing more.
     """
-    if seconds is not None and not seconds > 0:
-        raise typer.BadParameter(f"{seconds:g} is not more than 0", param_hint="'--seconds'")
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise typer.BadParameter(f"{seconds:g} is no time to spend", param_hint="'--seconds'")
+    if problem.N == 0:
+        raise Failure("nothing to measure: the batch is empty")
     from autotune.search import tune as search
     from autotune.store import Store
 
