@@ -110,17 +110,11 @@ class Harness:
 
     def verify(self, loaded: Loaded) -> None:
         """Run the first and the last set on poisoned outputs; WrongOutput says what is wrong."""
-        checked = (0, self.sets - 1)
-        for index, poison in zip(checked, self._poison, strict=True):
-            self._backend.fill(loaded.operands[index].output, poison)
-            loaded.kernel(loaded.operands[index])
-            # at once, so that a fault is told from a launch that is refused
-            self._backend.synchronize()
-        for index in checked:
-            self._check(loaded, index)
+        self._run_and_check(loaded, 0, self._poison[0])
+        self._run_and_check(loaded, self.sets - 1, self._poison[1])
 
     def measure(self, loaded: Loaded, best_us: float | None) -> Measurement:
-        """Time a verified candidate over all sets, then check the output of a timed launch.
+        """Time a verified candidate over all sets, then check what the timed launches wrote and one launch more.
 
         A candidate much slower than ``best_us`` gets one sample of one launch.
         """
@@ -128,6 +122,8 @@ class Harness:
         samples = samples_of(self._timer(loaded), self.sets, self._length, best_us)
         self._backend.synchronize()
         self._check(loaded, 0)
+        # a launch that wrote nothing would have left what an earlier one wrote
+        self._run_and_check(loaded, self.sets - 1, self._poison[1])
         return self._measurement(samples)
 
     def retime(self, candidates: Sequence[tuple[CompiledKernel, Launch]]) -> list[Measured | Exception]:
@@ -154,6 +150,12 @@ class Harness:
         except (ConstraintsError, WrongOutput) as failure:
             return failure
         return loaded
+
+    def _run_and_check(self, loaded: Loaded, index: int, poison: int) -> None:
+        self._backend.fill(loaded.operands[index].output, poison)
+        loaded.kernel(loaded.operands[index])
+        self._backend.synchronize()
+        self._check(loaded, index)
 
     def _timer(self, loaded: Loaded) -> Timer:
         return lambda launches, samples: self._backend.time(loaded.kernel, loaded.operands, launches, samples)

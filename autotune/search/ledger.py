@@ -68,7 +68,7 @@ class Ledger:
         best = self.best
         if trial.measurement and not self._force and (best is None or _time_us(trial) < _time_us(best)):
             # before the trial: whoever is killed in between measures it again rather than losing the record
-            self._store.offer(_record(trial))
+            self._store.offer(record_of(trial))
         self.update(trial)
         self.measured.append(trial)
         return True
@@ -83,9 +83,9 @@ class Ledger:
         present = self._store.best(self._problem, self._device)
         tried = present is None or present.config.name in self._counted or present.config not in legal
         if self._force or tried:
-            self._store.replace(_record(winner))
+            self._store.replace(record_of(winner))
         else:
-            self._store.offer(_record(winner))
+            self._store.offer(record_of(winner))
         best = self._store.best(self._problem, self._device)
         assert best is not None
         return self.result(best)
@@ -109,7 +109,8 @@ def _time_us(trial: Trial) -> float:
     return trial.measurement.time_us
 
 
-def _record(trial: Trial) -> Record:
+def record_of(trial: Trial) -> Record:
+    """The record that a correct trial makes."""
     assert trial.measurement is not None
     return Record(
         problem=trial.problem,
