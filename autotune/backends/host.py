@@ -1,0 +1,306 @@
+"""This machine's CPU and C compiler: found, probed and measured once, then remembered in the cache directory."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from autotune.backends import cache
+from autotune.backends.backend import CompiledKernel, CompileError, NoDevice
+from autotune.device import DeviceSpec
+from autotune.families.family import Source
+from autotune.problem import DType
+
+COMPILE_TIMEOUT_S = 60.0
+_OPTIMISED = ("-std=gnu11", "-O3", "-ffp-contract=fast", "-shared", "-fPIC")
+_CPUINFO = Path("/proc/cpuinfo")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+_LAST_LEVEL_BYTES = 32 << 20  # where the system does not tell
+# short and many: some then fall between the time slices of other processes
+_SAMPLES, _SAMPLE_S = 100, 0.002
+_COPIES = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """command, version: the compiler. flags: what it is told. identity: digest of what ``-march=native`` depends on."""
+
+    command: tuple[str, ...]
+    version: str
+    flags: tuple[str, ...]
+    identity: str
+    spec: DeviceSpec
+
+    def compile(self, source: Source) -> CompiledKernel:
+        """Build a shared library, or take it from the cache; CompileError when the compiler refuses or hangs."""
+        return _compile(source, self.command, self.version, self.flags, self.identity)
+
+
+def host() -> Host:
+    """This machine; the same in every process that shares its cache directory. NoDevice where there is no compiler."""
+    return _host(os.environ.get("CC", ""), os.environ.get("PATH", ""))
+
+
+@lru_cache
+def _host(cc: str, path: str) -> Host:
+    command = _find(cc, path)
+    status, text = _run([*command, "--version"])
+    if status or not text.strip():
+        raise NoDevice(f"{shlex.join(command)} --version failed: {_first_line(text) or status}")
+    version, cores, identity = text.splitlines()[0].strip(), _cores(), _identity()
+    key = "\0".join([shlex.join(command), version, str(cores), identity, cache.digest(_roofline(16, cores))])
+    record = cache.directory() / f"cpu-{hashlib.sha256(key.encode()).hexdigest()}.json"
+    # one process measures, others wait: two at once would measure half the rates
+    with _lock(cache.directory() / "cpu.lock"):
+        try:
+            flags, spec = _read(record)
+        except (OSError, ValueError, TypeError, KeyError):
+            flags, spec = _probe(command, version, cores, identity)
+            _write(record, flags, spec)
+    return Host(command=command, version=version, flags=flags, identity=identity, spec=spec)
+
+
+def _find(cc: str, path: str) -> tuple[str, ...]:
+    if cc.strip():
+        command = tuple(shlex.split(cc))
+        if shutil.which(command[0], path=path) is None:
+            raise NoDevice(f"CC is {cc!r}, which is not a command")
+        return command
+    for name in ("cc", "gcc", "clang"):
+        if shutil.which(name, path=path):
+            return (name,)
+    raise NoDevice("no C compiler: install gcc or clang (apt-get install gcc, dnf install gcc), or set CC")
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    """Exit status and output; subprocess.TimeoutExpired after the compiler and what it started have been killed."""
+    # a session of its own: the compiler proper is a child of the command and must die with it
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=os.environ | {"LC_ALL": "C"},
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=COMPILE_TIMEOUT_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, output
+
+
+def _compile(
+    source: Source, command: tuple[str, ...], version: str, flags: tuple[str, ...], identity: str
+) -> CompiledKernel:
+    def build(target: Path) -> CompiledKernel:
+        text = target.with_suffix(".c")
+        text.write_text(source.text)
+        includes = [f"-I{directory}" for directory in cache.include_directories(source)]
+        try:
+            status, log = _run([*command, *flags, *includes, "-o", str(target), str(text)])
+        except subprocess.TimeoutExpired:
+            raise CompileError(f"the compiler took more than {COMPILE_TIMEOUT_S:.0f} s and was killed") from None
+        if status:
+            first = next((line for line in log.splitlines() if "error" in line.lower()), _first_line(log))
+            raise CompileError(f"{first or f'the compiler ended with {status}'}\n{log}")
+        return CompiledKernel(path="", entry=source.entry, digest="", compiler=version, compile_s=0.0, log=log)
+
+    options = (*command, *flags, f"cpu={identity}")
+    return cache.compiled(source, version, options, ".so", build)
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+# What is remembered: the flags that the compiler takes, and the device with its measured rates
+
+
+def _probe(command: tuple[str, ...], version: str, cores: int, identity: str) -> tuple[tuple[str, ...], DeviceSpec]:
+    native, macros = _native(command)
+    arch, vector_bytes = _arch(macros)
+    roofline = _roofline(vector_bytes, cores)
+    flags = (*_OPTIMISED, *native)
+    try:
+        flags = (*flags, "-fopenmp")
+        compiled = _compile(roofline, command, version, flags, identity)
+    except CompileError:
+        flags = (*_OPTIMISED, *native)  # no OpenMP: one thread
+        try:
+            compiled = _compile(roofline, command, version, flags, identity)
+        except CompileError as error:
+            reason = _first_line(str(error))
+            raise NoDevice(f"{shlex.join(command)} cannot build a shared library: {reason}") from None
+    operations_per_s, bytes_per_s = _measure(compiled.path, cores)
+    spec = DeviceSpec(
+        kind="cpu",
+        name=_name(),
+        arch=arch,
+        sm_count=cores,
+        l2_bytes=_last_level_bytes(),
+        vector_bytes=vector_bytes,
+        bytes_per_s=bytes_per_s,
+        rates=((DType.F32, operations_per_s),),
+    )
+    return flags, spec
+
+
+def _native(command: tuple[str, ...]) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The flag that makes the compiler use all of this CPU, if it has one, and the macros it then defines."""
+    for native in (("-march=native",), ("-mcpu=native",), ()):
+        status, text = _run([*command, *native, "-dM", "-E", "-x", "c", os.devnull])
+        if status == 0:
+            return native, frozenset(re.findall(r"^#define (\w+)", text, re.MULTILINE))
+    raise NoDevice(f"{shlex.join(command)} is not a C compiler: {_first_line(text)}")
+
+
+def _arch(macros: frozenset[str]) -> tuple[str, int]:
+    """Architecture and bytes of a vector register that the compiler generates code for."""
+    if "__AVX512F__" in macros:
+        return "x86-64-avx512", 64
+    if {"__AVX2__", "__FMA__"} <= macros:
+        return "x86-64-avx2", 32
+    if "__x86_64__" in macros:
+        return "x86-64", 16
+    return ("aarch64-neon" if "__aarch64__" in macros else platform.machine()), 16
+
+
+def _roofline(vector_bytes: int, cores: int) -> Source:
+    defines = f"#define vector_bytes {vector_bytes}\n#define threads {cores}\n"
+    text = f'{defines}#include "roofline_cpu.c"\n'
+    return Source(language="c", stem="roofline_cpu", text=text, entry="multiply_add")
+
+
+def _measure(path: str, cores: int) -> tuple[float, float]:
+    """Sustained float32 operations a second, and bytes a second of a copy (read plus write), on all cores."""
+    library = ctypes.CDLL(path)
+    for function in (library.multiply_add, library.copy):
+        function.restype = ctypes.c_int64
+    results = np.empty((cores, 16), np.float32)
+
+    def multiply_add(iterations: int) -> float:
+        results.fill(0.5)
+        return float(library.multiply_add(ctypes.c_int64(iterations), ctypes.c_void_p(results.ctypes.data)))
+
+    warm = 100_000
+    operations = multiply_add(warm) / warm
+    iterations = math.ceil(_rate(lambda: multiply_add(warm), _COPIES) * _SAMPLE_S / operations)
+    nbytes = min(max(2 * _last_level_bytes(), 64 << 20), 256 << 20)
+    source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+    pointers = ctypes.c_void_p(source.ctypes.data), ctypes.c_void_p(target.ctypes.data)
+    return (
+        _rate(lambda: multiply_add(iterations), _SAMPLES),
+        _rate(lambda: float(library.copy(ctypes.c_int64(nbytes), *pointers)), _COPIES),
+    )
+
+
+def _rate(work: Callable[[], float], samples: int) -> float:
+    """The best of some samples of what ``work`` returns over the seconds it takes: others may use the cores too."""
+    best = 0.0
+    for _ in range(samples):
+        start = time.perf_counter()
+        done = work()
+        best = max(best, done / (time.perf_counter() - start))
+    return best
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _read(path: Path) -> tuple[tuple[str, ...], DeviceSpec]:
+    stored = json.loads(path.read_text())
+    spec = stored["spec"]
+    spec["compute_capability"] = tuple(spec["compute_capability"])
+    spec["rates"] = tuple((DType(dtype), float(rate)) for dtype, rate in spec["rates"])
+    return tuple(stored["flags"]), DeviceSpec(**spec)
+
+
+def _write(path: Path, flags: tuple[str, ...], spec: DeviceSpec) -> None:
+    building = path.with_suffix(f".{os.getpid()}")
+    with building.open("w") as handle:
+        json.dump({"flags": flags, "spec": asdict(spec)}, handle)
+        handle.flush()
+        os.fsync(handle.fileno())
+    building.replace(path)
+
+
+# What the system says about the CPU
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The facts of the first core, by their names in /proc/cpuinfo; empty where there is no such file."""
+    try:
+        first = _CPUINFO.read_text(errors="replace").split("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _name() -> str:
+    facts = _cpuinfo()
+    arm = f"{platform.machine()} {facts['CPU implementer']}-{facts['CPU part']}" if "CPU part" in facts else ""
+    name = facts.get("model name") or arm or platform.processor() or platform.machine()
+    name = re.sub(r"\((R|TM|C)\)|\bCPU\b|\b\d+-Core\b|\bProcessor\b|@.*", " ", name, flags=re.IGNORECASE)
+    name = " ".join(name.split())
+    # a virtual machine may hide the model's number
+    if "cpu family" in facts and not re.search(r"\d", name):
+        name += f" family {facts['cpu family']} model {facts['model']}"
+    return name
+
+
+def _identity() -> str:
+    facts = _cpuinfo()
+    names = ("model name", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features")
+    told = [facts.get(name, "") for name in names]
+    return hashlib.sha256("\0".join([platform.machine(), platform.processor(), *told]).encode()).hexdigest()[:16]
+
+
+def _cores() -> int:
+    """Cores that this process may use: its affinity, and a whole-number share of its control group's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = _CPU_MAX.read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def _last_level_bytes() -> int:
+    found = []
+    for index in _CACHES.glob("index*"):
+        try:
+            level, size = (index / "level").read_text(), (index / "size").read_text().strip()
+        except OSError:
+            continue
+        unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(size[-1:], 0)
+        if unit and size[:-1].isdigit():
+            found.append((int(level), int(size[:-1]) * unit))
+    return max(found)[1] if found else _LAST_LEVEL_BYTES
