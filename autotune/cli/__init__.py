@@ -13,8 +13,8 @@ from autotune.cli import admin, query, tables, tune
 from autotune.cli.options import takes_layer
 from autotune.cli.output import Failure, notice, one_line
 
-# plain help: the same text on a terminal, in a pipe and in a log
-_PLAIN: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False}
+# plain help and tracebacks: the same text on a terminal, in a pipe and in a log
+_PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "add_completion": False}
 
 app = typer.Typer(**_PLAIN, help="Find, check and remember the fastest kernel for each convolution layer.")
 app.command("devices")(admin.devices)

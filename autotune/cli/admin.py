@@ -17,7 +17,7 @@ def devices(as_json: AsJson = False) -> None:
     if as_json:
         print_json({"devices": [_device_object(device) for device in found]})
         return
-    print_table(("device", "model", "compiled for"), [_device_row(device) for device in found])
+    print_table(("device", "compiled for", "model"), [_device_row(device) for device in found])
 
 
 def check(db: Database = None, as_json: AsJson = False) -> None:
@@ -39,8 +39,8 @@ def check(db: Database = None, as_json: AsJson = False) -> None:
 
 def _device_row(device: Device) -> tuple[str, str, str]:
     if device.spec is None:
-        return device.id, f"cannot be used: {device.reason}", ""
-    return device.id, device.spec.key, device.spec.arch
+        return device.id, "-", f"cannot be used: {device.reason}"
+    return device.id, device.spec.arch, device.spec.key
 
 
 def _device_object(device: Device) -> dict[str, object]:

@@ -6,9 +6,6 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-# rich pads a table to its widest cell, so this only keeps it from cutting lines where there is no terminal
-_UNLIMITED_COLUMNS = 10_000
-
 
 class Failure(Exception):
     """Something could not be done; the one-line reason is printed and the program exits with 1."""
@@ -33,16 +30,11 @@ def print_facts(facts: Mapping[str, str]) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[str] = ()) -> None:
     """Print rows of text under headings; the columns in ``numbers`` are aligned to the right."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(width=None if sys.stdout.isatty() else _UNLIMITED_COLUMNS, markup=False, highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    lines = [columns, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = zip(columns, line, widths, strict=True)
+        print("  ".join(c.rjust(w) if name in numbers else c.ljust(w) for name, c, w in cells).rstrip())
 
 
 def one_line(error: BaseException) -> str:

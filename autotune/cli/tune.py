@@ -82,7 +82,7 @@ def _print(result: Result, database: str) -> None:
     best = result.best
     statuses = Counter(trial.status for trial in result.trials)
     counts = ", ".join(f"{statuses[status]} {status}" for status in Status if statuses[status])
-    now = f"{result.measured} measured now" if result.measured else "all recorded earlier, none measured now"
+    now = f"{result.measured} measured now" if result.measured else "found in the database, nothing measured now"
     print_facts(
         {
             "layer": str(best.problem),
