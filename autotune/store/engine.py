@@ -49,10 +49,7 @@ def locate(location: str | os.PathLike[str] | None) -> Location:
     ``sqlite://`` and ``:memory:`` are a database in memory. StoreError for a URL of another kind.
     """
     if location is None:
-        location = os.environ.get("AUTOTUNE_DB") or platformdirs.user_data_path("conv-autotune") / "tuning.db"
-        # without HOME and an entry in the user database, ~ stands for nothing
-        if isinstance(location, Path) and not location.is_absolute():
-            raise StoreError("no home directory to keep tuning.db in: set AUTOTUNE_DB or name a database")
+        location = os.environ.get("AUTOTUNE_DB") or _default()
     if isinstance(location, str) and "://" in location:
         return _locate_url(location)
     if location == ":memory:":
@@ -63,13 +60,24 @@ def locate(location: str | os.PathLike[str] | None) -> Location:
     return Location(label=text, path=Path(os.path.realpath(text)))
 
 
+def _default() -> Path:
+    try:
+        path = platformdirs.user_data_path("conv-autotune") / "tuning.db"
+    except RuntimeError:
+        path = Path()
+    # without HOME and without an entry among the system's users, ~ stands for nothing
+    if not path.is_absolute():
+        raise StoreError("no home directory to keep tuning.db in: set AUTOTUNE_DB or name a database")
+    return path
+
+
 def _locate_url(text: str) -> Location:
     if found := _SQLITE_URL.fullmatch(text):
         path = unquote(found["path"] or ":memory:")
         return locate(path if path == ":memory:" else Path(path))
     try:
         url = make_url(text)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise StoreError(f"{text!r} is neither a path nor an SQLAlchemy URL") from None
     label = url.render_as_string(hide_password=True)
     if url.drivername not in ("postgresql", "postgres", "postgresql+psycopg"):
@@ -146,15 +154,13 @@ def _begin(connection: Connection) -> None:
 
 def _immutable(path: Path, uri: str) -> str:
     """The URI option that a WAL database needs in a directory where no journal can be made; none where one is there."""
-    try:
-        connection = sqlite3.connect(uri, uri=True)
-    except sqlite3.OperationalError:
-        return "&immutable=1"
+    connection = sqlite3.connect(uri, uri=True)
     try:
         connection.execute("SELECT count(*) FROM sqlite_master")
     except sqlite3.OperationalError:
-        # rows that are still in the journal would be missed: let the open fail with its reason
-        return "" if _has_journal(path) else "&immutable=1"
+        if _has_journal(path):
+            raise StoreError("read-only, with rows left in its -wal file: open it where it can be written") from None
+        return "&immutable=1"
     finally:
         connection.close()
     return ""

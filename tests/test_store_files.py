@@ -1,0 +1,503 @@
+"""SQLite files under stress: many processes, kills, locks, odd paths, and files that are not what they should be."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import resource
+import shutil
+import sqlite3
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from store_samples import GPU, config, layer, record, release, run_at_once, start, trial
+
+from autotune.store import Store, StoreError, engine
+
+NOBODY = 65534
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def in_a_fork(work: Callable[[], object], *, user: int | None = None) -> str:
+    """What ``work`` returns, as text, in a forked child, which runs as another user if told so."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        outcome = "died"
+        try:
+            if user is not None:
+                os.setgroups([])
+                os.setgid(user)
+                os.setuid(user)
+            outcome = f"{work()}"
+        except BaseException as error:
+            outcome = f"{type(error).__name__}: {error}"
+        finally:
+            os.write(writer, outcome.encode())
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        outcome = pipe.read()
+    os.waitpid(child, 0)
+    return outcome
+
+
+def refused(path: Path, match: str) -> None:
+    """Opening the path fails in one line that names it, and leaves everything as it was."""
+    before = path.read_bytes()
+    around = sorted(path.parent.iterdir())
+    with pytest.raises(StoreError, match=match) as caught:
+        Store(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+    assert sorted(path.parent.iterdir()) == around
+
+
+# Many processes
+
+
+def test_processes_starting_on_a_fresh_path_lose_nothing(tmp_path: Path) -> None:
+    code = (
+        "with Store(sys.argv[1]) as store:\n"
+        "    for i in range(5): store.add_trial(samples.trial(i, problem=samples.layer(int(sys.argv[2]))))\n"
+    )
+    path = tmp_path / "new" / "tuning.db"
+    run_at_once(code, [(path, number) for number in range(8)])
+    with Store(path) as store:
+        assert store.check() == []
+        found = [store.trials(layer(number), GPU) for number in range(8)]
+    assert found == [[trial(i, problem=layer(number)) for i in range(5)] for number in range(8)]
+    # nothing is left of the databases that came second
+    assert names(path.parent) == ["tuning.db"]
+
+
+def test_processes_on_one_layer_keep_the_fastest_and_no_trial_twice(tmp_path: Path) -> None:
+    code = (
+        "seed = int(sys.argv[2])\n"
+        "with Store(sys.argv[1]) as store:\n"
+        "    for i in range(5):\n"
+        "        store.add_trial(samples.trial(i))\n"
+        "        if store.offer(samples.record(10.0 + (7 * seed + 3 * i) % 40, seed)): print('took')\n"
+    )
+    path = tmp_path / "tuning.db"
+    printed = run_at_once(code, [(path, number) for number in range(8)])
+    times = {number: min(10.0 + (7 * number + 3 * i) % 40 for i in range(5)) for number in range(8)}
+    with Store(path) as store:
+        assert store.check() == []
+        assert sorted(store.trials(layer(), GPU), key=lambda one: one.config.name) == [trial(i) for i in range(5)]
+        best = store.best(layer(), GPU)
+    assert best is not None
+    assert best.time_us == min(times.values())
+    assert "took" in "".join(printed)
+
+
+def test_a_killed_writer_loses_no_committed_trial(tmp_path: Path) -> None:
+    code = (
+        "store = Store(sys.argv[1])\n"
+        "for i in range(int(sys.argv[2]), 10**6):\n"
+        "    store.add_trial(samples.trial(i))\n"
+        "    store.offer(samples.record(1e6 / (1 + i), i))\n"
+        "    print(i, flush=True)\n"
+    )
+    path = tmp_path / "tuning.db"
+    draw = random.Random(5)
+    committed = -1
+    for _ in range(6):
+        writer = start(code, path, committed + 1)
+        release(writer)
+        # from before the file exists to many commits later
+        time.sleep(draw.uniform(0.0, 0.25))
+        writer.kill()
+        printed, _ = writer.communicate()
+        committed = max([committed, *map(int, printed.split())])
+        if path.exists():
+            with Store(path) as store:
+                assert store.check() == []
+                assert store.trial_names(layer(), GPU) >= {config(i).name for i in range(committed + 1)}
+                best = store.best(layer(), GPU)
+                assert committed < 0 or (best is not None and best.time_us <= 1e6 / (1 + committed))
+    assert committed > 0
+
+
+def test_a_forked_child_has_connections_of_its_own(tmp_path: Path) -> None:
+    with Store(tmp_path / "tuning.db") as store:
+        store.add_trial(trial(0))
+
+        def work() -> list[str]:
+            store.add_trial(trial(1))
+            return sorted(store.trial_names(layer(), GPU))
+
+        assert in_a_fork(work) == str(sorted([config(0).name, config(1).name]))
+        store.add_trial(trial(2))
+        assert store.trial_names(layer(), GPU) == {config(i).name for i in range(3)}
+        assert store.check() == []
+    with Store(":memory:") as store:
+        assert in_a_fork(store.records) == (
+            "StoreError: sqlite://: a database in memory does not follow a process into its fork"
+        )
+
+
+# Locks
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[tuple[Path, sqlite3.Connection]]:
+    """A database with one trial, and the connection that holds its write lock."""
+    path = tmp_path / "tuning.db"
+    with Store(path) as store:
+        store.add_trial(trial(0))
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    connection.execute("BEGIN IMMEDIATE")
+    yield path, connection
+    connection.close()
+
+
+def test_a_busy_writer_is_waited_for(locked: tuple[Path, sqlite3.Connection]) -> None:
+    path, connection = locked
+    writer = start("Store(sys.argv[1]).add_trial(samples.trial(1)); print('written')", path)
+    release(writer)
+    time.sleep(1.0)
+    assert writer.poll() is None
+    # readers are not held up
+    with Store(path) as store:
+        assert store.trial_names(layer(), GPU) == {config(0).name}
+        connection.execute("COMMIT")
+        assert writer.communicate(timeout=60)[0] == "written\n"
+        assert store.trial_names(layer(), GPU) == {config(0).name, config(1).name}
+
+
+def test_a_lock_held_for_too_long_is_a_clear_error(
+    locked: tuple[Path, sqlite3.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = locked
+    monkeypatch.setattr(engine, "BUSY_S", 0.2)
+    with Store(path) as store:
+        with pytest.raises(StoreError) as caught:
+            store.offer(record())
+        assert str(caught.value) == f"{path}: locked by another process for more than 0.2 s (database is locked)"
+        assert store.trials(layer(), GPU) == [trial(0)]
+
+
+# Paths
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "ünï", "what?", "no#1", "100%", "%41", "'q\"", "a;b&c=d", "x:y", ":memory: ", "-"]
+)
+def test_any_text_without_a_scheme_is_a_path(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name / f"{name}.db"
+    with Store(str(path)) as store:
+        store.add_trial(trial())
+        url = store.url
+    assert names(path.parent) == [path.name]
+    assert re.fullmatch(r"sqlite:///[\w/.%~-]+", url)
+    for again in (path, url):
+        with Store(again) as store:
+            assert store.trials(layer(), GPU) == [trial()]
+            store.backup(path.with_suffix(".copy"))
+    assert names(tmp_path) == [name]
+
+
+def test_a_name_that_is_not_utf8_is_a_path(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.db")
+    with Store(path) as store:
+        store.add_trial(trial())
+    with Store(path) as store:
+        assert store.trials(layer(), GPU) == [trial()]
+
+
+def test_a_relative_path_stays_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Store("tuning.db") as store:
+        monkeypatch.chdir("/")
+        store.add_trial(trial())
+        assert store.url == f"sqlite:///{tmp_path}/tuning.db"
+    assert Path(tmp_path / "tuning.db").exists()
+
+
+def test_the_default_is_the_environment_then_the_user_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOTUNE_DB", str(tmp_path / "named.db"))
+    Store().close()
+    monkeypatch.setenv("AUTOTUNE_DB", "")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    Store().close()
+    assert (tmp_path / "named.db").exists()
+    assert (tmp_path / "data" / "conv-autotune" / "tuning.db").exists()
+    monkeypatch.delenv("XDG_DATA_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(
+        StoreError, match=r"^no home directory to keep tuning\.db in: set AUTOTUNE_DB or name a database$"
+    ):
+        Store()
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "near.db").symlink_to(tmp_path / "far" / "tuning.db")
+    for _ in range(2):
+        with Store(tmp_path / "near.db") as store:
+            store.add_trial(trial())
+    assert names(tmp_path) == ["far", "near.db"]
+    assert names(tmp_path / "far") == ["tuning.db"]
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("", "'' is not a path"),
+        ("a\0b", "'a\\x00b' is not a path"),
+        ("mysql://host/db", "mysql://host/db: use a path, sqlite:///PATH (without options) or postgresql://..."),
+        ("sqlite://tuning.db", "sqlite://tuning.db: use a path, sqlite:///PATH (without options) or postgresql://..."),
+        (
+            "sqlite:///t.db?mode=ro",
+            "sqlite:///t.db?mode=ro: use a path, sqlite:///PATH (without options) or postgresql://...",
+        ),
+        ("postgresql://h:p/db", "'postgresql://h:p/db' is neither a path nor an SQLAlchemy URL"),
+        ("-://", "'-://' is neither a path nor an SQLAlchemy URL"),
+    ],
+)
+def test_what_is_no_location_is_refused(location: str, message: str) -> None:
+    with pytest.raises(StoreError, match=f"^{re.escape(message)}$"):
+        Store(location)
+
+
+def test_a_password_is_not_shown() -> None:
+    with pytest.raises(StoreError) as caught:
+        Store("oracle://me:secret@host/db")
+    assert "secret" not in str(caught.value)
+
+
+# Files that are not what they should be
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "empty.db"
+    path.touch()
+    refused(path, "the file is empty: delete it to start a new database there$")
+
+
+@pytest.mark.parametrize("content", [b"\0", b"hello\n" * 1000, b"SQLite format 3", b"PK\x03\x04" + bytes(5000)])
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "other.db"
+    path.write_bytes(content)
+    refused(path, "not an SQLite database$")
+
+
+def test_the_database_of_another_program_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    connection = sqlite3.connect(path)
+    connection.executescript(
+        "CREATE TABLE trial (a); CREATE TABLE alembic_version (version_num); INSERT INTO trial VALUES (1)"
+    )
+    connection.close()
+    refused(path, r"not a tuning database: it has the tables alembic_version, trial$")
+    bare = tmp_path / "bare.db"
+    connection = sqlite3.connect(bare)
+    connection.execute("PRAGMA user_version = 3")
+    connection.close()
+    refused(bare, "not a tuning database: it has no tables$")
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sound") / "tuning.db"
+    with Store(path) as store:
+        for i in range(40):
+            store.add_trial(trial(i))
+        store.offer(record())
+    return path
+
+
+@pytest.mark.parametrize("part", [0.001, 0.3, 0.7, 0.999])
+def test_a_truncated_file_is_refused(tmp_path: Path, sound: Path, part: float) -> None:
+    path = tmp_path / "tuning.db"
+    whole = sound.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * part)])
+    refused(path, "(truncated: [0-9]+ of [0-9]+ bytes are left|not an SQLite database)$")
+
+
+def test_damage_is_found_and_named(tmp_path: Path, sound: Path) -> None:
+    path = tmp_path / "tuning.db"
+    pages = bytearray(sound.read_bytes())
+    for page in range(3, len(pages) // 4096):
+        pages[4096 * page : 4096 * page + 64] = b"\xff" * 64
+    path.write_bytes(pages)
+    with Store(path) as store:
+        found = store.check()
+        assert found
+        assert not any("\n" in line for line in found)
+        with pytest.raises(StoreError, match=f"^{re.escape(str(path))}: damaged"):
+            store.trials(layer(), GPU)
+
+
+def test_rows_that_hold_no_value_are_found(tmp_path: Path, sound: Path) -> None:
+    path = tmp_path / "tuning.db"
+    shutil.copy(sound, path)
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE layer SET c = 17")
+    connection.execute("""UPDATE trial SET knobs = '{"cta_m": "wide"}' WHERE id = 3""")
+    connection.execute("UPDATE trial SET config = 'other' WHERE id = 4")
+    connection.execute("UPDATE record SET layer_id = 99")
+    connection.commit()
+    connection.close()
+    with Store(path) as store:
+        found = store.check()
+        assert found[0] == "record 1: its layer is missing"
+        assert found[1] == "layer 1: c is 17 where its value says 16"
+        assert re.match(r"trial 3: .*'wide'", found[2])
+        assert found[3] == f"trial 4: config is 'other' where its value says '{config(3).name}'"
+        assert len(found) == 4
+        with pytest.raises(StoreError, match=f"^{re.escape(str(path))}: trial 3 cannot be read: .*'wide'"):
+            store.trials(layer(), GPU)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path = tmp_path / "thing"
+    make(path)
+    with pytest.raises(StoreError, match=r"thing: not a file$"):
+        Store(path)
+
+
+def test_a_file_in_place_of_the_directory_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"file/tuning\.db: Not a directory$"):
+        Store(tmp_path / "file" / "tuning.db")
+
+
+# Copies, permissions, space
+
+
+def test_a_backup_made_while_a_writer_is_at_work_holds_every_committed_row(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.db"
+    code = "store = Store(sys.argv[1])\nfor i in range(10**6): store.add_trial(samples.trial(i)); print(i, flush=True)"
+    Store(path).close()
+    writer = start(code, path)
+    release(writer)
+    assert writer.stdout is not None
+    while int(writer.stdout.readline()) < 30:
+        pass
+    with Store(path) as store:
+        store.backup(tmp_path / "copy.db")
+    writer.kill()
+    writer.communicate()
+    assert [name for name in names(tmp_path) if "copy" in name] == ["copy.db"]
+    with Store(tmp_path / "copy.db") as copy:
+        assert copy.check() == []
+        assert copy.trial_names(layer(), GPU) >= {config(i).name for i in range(31)}
+        copy.add_trial(trial(0))
+
+
+def test_the_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        Store(tmp_path / "tuning.db").close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "tuning.db").stat().st_mode) == 0o640
+
+
+@pytest.fixture
+def shipped(sound: Path) -> Iterator[Path]:
+    """A database in a directory that an unprivileged user may read but not write."""
+    # not below tmp_path, into which only the user that runs the tests may look
+    folder = Path(tempfile.mkdtemp(prefix="conv-autotune-shipped-"))
+    shutil.copy(sound, folder / "tuning.db")
+    (folder / "tuning.db").chmod(0o444)
+    folder.chmod(0o555)
+    yield folder / "tuning.db"
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def as_reader(work: Callable[[], object]) -> str:
+    """Run as a user whom permissions bind: root becomes nobody."""
+    return in_a_fork(work, user=NOBODY if os.geteuid() == 0 else None)
+
+
+def test_a_database_in_a_read_only_directory_serves_look_ups(shipped: Path) -> None:
+    def look() -> object:
+        with Store(shipped) as store:
+            best = store.best(layer(), "cuda")
+            assert best == record()
+            assert store.check() == []
+            try:
+                store.add_trial(trial())
+            except StoreError as error:
+                return len(store.trials(layer(), GPU)), str(error)
+            return "written"
+
+    assert as_reader(look) == str((40, f"{shipped}: read-only"))
+    assert names(shipped.parent) == ["tuning.db"]
+
+
+def test_a_reader_without_permission_sees_what_a_live_writer_commits(shipped: Path) -> None:
+    shipped.parent.chmod(0o755)
+    shipped.chmod(0o644)
+    if os.geteuid() != 0:
+        pytest.skip("only root can be the writer whom the reader may not imitate")
+    with Store(shipped) as store:
+        store.add_trial(trial(100))
+        assert as_reader(lambda: config(100).name in Store(shipped).trial_names(layer(), GPU)) == "True"
+    # a journal left behind by a killed writer holds rows that must not be passed over
+    with Store(shipped) as store:
+        store.add_trial(trial(101))
+        pair = [shipped, shipped.with_name(shipped.name + "-wal")]
+        left = {path.name: path.read_bytes() for path in pair}
+    other = shipped.parent / "left"
+    other.mkdir()
+    for name, content in left.items():
+        (other / name).write_bytes(content)
+    outcome = as_reader(lambda: config(101).name in Store(other / shipped.name).trial_names(layer(), GPU))
+    reason = "read-only, with rows left in its -wal file: open it where it can be written"
+    assert outcome == f"StoreError: {other / shipped.name}: {reason}"
+
+
+def test_a_directory_without_permission_is_a_clear_error(shipped: Path) -> None:
+    path = shipped.parent / "new.db"
+    assert as_reader(lambda: Store(path)) == f"StoreError: {path}: Permission denied"
+    assert names(shipped.parent) == ["tuning.db"]
+
+
+def test_a_file_without_permission_is_a_clear_error(shipped: Path) -> None:
+    shipped.chmod(0o000)
+    assert as_reader(lambda: Store(shipped)) == f"StoreError: {shipped}: Permission denied"
+
+
+def test_a_full_disk_is_a_clear_error_and_leaves_a_sound_file(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.db"
+
+    def fill() -> object:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+        with Store(path) as store:
+            for i in range(10_000):
+                store.add_trial(trial(i))
+        return "never full"
+
+    assert re.match(rf"StoreError: {re.escape(str(path))}: .*(full|disk I/O error)", in_a_fork(fill))
+    with Store(path) as store:
+        assert store.check() == []
+        count = len(store.trials(layer(), GPU))
+        assert count > 5
+        store.add_trial(trial(count))
+        assert store.trials(layer(), GPU) == [trial(i) for i in range(count + 1)]
+
+
+def test_a_disk_full_from_the_start_leaves_nothing(tmp_path: Path) -> None:
+    def fill() -> object:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        Store(tmp_path / "tuning.db")
+
+    assert re.match(r"StoreError: .*tuning\.db: .*(full|I/O)", in_a_fork(fill))
+    assert names(tmp_path) == []
