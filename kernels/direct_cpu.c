@@ -1,10 +1,10 @@
-/* float32 convolution in NHWC on the CPU: register tiles of `pixels` outputs of a row by `k_vectors` vectors of filters.
+/* float32 convolution in NHWC on the CPU: register tiles of `pixels` outputs of a row by `k_vectors` filter vectors.
  *
  * The including source defines the layer (N C H W K R S P Q, strides, ...), the knobs of families/direct_cpu.py by the
- * names, `threads`, and `row_pixels`, the outputs of a row that one task computes. Filters (KRSC) are first transposed into
- * the workspace; a task then takes some output rows and tiles of filters. A row with padding at its sides is computed from a
- * padded copy in the workspace, so that every tile runs the same loop and nothing outside the activation is read.
- * No header is included: names like N and C are macros here.
+ * same names, `threads`, and `row_pixels`, the outputs of a row that one task computes. Filters (KRSC) are transposed
+ * into the workspace first; a task then takes some output rows and some tiles of filters. Where filters reach beyond the
+ * sides of the image, a task computes from a padded copy of its input rows in the workspace, so that all tiles run the
+ * same loop and nothing outside the activation is read. No header is included: names like N and C are macros here.
  */
 
 #ifndef lanes /* values for reading this file by itself */
@@ -99,7 +99,7 @@ INLINE quad load_quad(const float *from) {
   return v;
 }
 
-/* Transposes up to PACK_TAPS taps of one tile of filters, [filter][tap] to [tap][filter]; filters beyond the last are 0. */
+/* Transposes up to PACK_TAPS taps of one tile of filters, [filter][tap] to [tap][filter]; missing filters are zero. */
 static void pack(const float *filter, float *packed, i64 index) {
   const i64 block = index % PACK_BLOCKS, t = index / PACK_BLOCKS % TILES, g = index / PACK_BLOCKS / TILES;
   const i64 first = block * PACK_TAPS, end = smaller(TAPS, first + PACK_TAPS);
@@ -124,7 +124,7 @@ static void pack(const float *filter, float *packed, i64 index) {
   }
 }
 
-/* Copies the input rows that `count` output rows need, their first being h0, between zeros for the padding at the sides. */
+/* Copies the input rows, from row h0 on, that `count` output rows need, between zeros for the padding at the sides. */
 static void stage(const float *image, float *staged, i64 h0, i64 count) {
   const i64 end = smaller(H, h0 + (count - 1) * stride_h + (R - 1) * dilation_h + 1);
   const i64 before = smaller(padding_left, IN_W), copied = smaller(W, IN_W - before);
@@ -152,7 +152,7 @@ typedef struct {
   int channels; /* of this c_block */
 } Row;
 
-/* n_pixels outputs from the q-th on; n_vectors and their last one's lanes are constants, so that sum stays in registers */
+/* n_pixels outputs from the q-th on. All but row and q are constants once inlined, so that sum stays in registers. */
 INLINE void tile(const int n_pixels, const int n_vectors, const int last, const int first, Row row, i64 q) {
   vector sum[pixels][k_vectors];
   float *y = row.y + q * K;
@@ -205,8 +205,8 @@ static void compute(Row row, int is_tail, int is_first) {
 }
 
 /* Output rows p0..p1 of image n, outputs q0..q1 of each, tiles of filters t0..t1 (counted through the groups). */
-static void task(const float *activation, const float *packed, float *staged, float *output, i64 n, i64 p0, i64 p1, i64 q0,
-                 i64 q1, i64 t0, i64 t1) {
+static void task(const float *activation, const float *packed, float *staged, float *output, i64 n, i64 p0, i64 p1,
+                 i64 q0, i64 q1, i64 t0, i64 t1) {
   const float *image = activation + n * H * W * C;
   const i64 h0 = p0 * stride_h - padding_top;
   if (STAGED) stage(image, staged, h0, p1 - p0);
@@ -248,8 +248,8 @@ void direct_cpu(const float *activation, const float *filter, float *output, flo
     for (i64 index = 0; index < N * p_tasks * q_tasks * t_tasks; index++) {
       const i64 t0 = index % t_tasks * per_task, q0 = index / t_tasks % q_tasks * row_pixels;
       const i64 p0 = index / t_tasks / q_tasks % p_tasks * TASK_ROWS, n = index / t_tasks / q_tasks / p_tasks;
-      task(activation, workspace, staged, output, n, p0, smaller(P, p0 + TASK_ROWS), q0, smaller(Q, q0 + row_pixels), t0,
-           smaller(all, t0 + per_task));
+      const i64 p1 = smaller(P, p0 + TASK_ROWS), q1 = smaller(Q, q0 + row_pixels), t1 = smaller(all, t0 + per_task);
+      task(activation, workspace, staged, output, n, p0, p1, q0, q1, t0, t1);
     }
   }
 }

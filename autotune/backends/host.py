@@ -6,16 +6,17 @@ import ctypes
 import fcntl
 import hashlib
 import json
-import math
 import os
 import platform
 import re
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -35,9 +36,8 @@ _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 _LAST_LEVEL_BYTES = 32 << 20  # where the system does not tell
-# short and many: some then fall between the time slices of other processes
-_SAMPLES, _SAMPLE_S = 100, 0.002
-_COPIES = 30
+_SAMPLES = 9
+_ITERATIONS = 5_000_000  # of 12 multiply-adds: 5 to 20 ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ def _host(cc: str, path: str) -> Host:
     if status or not text.strip():
         raise NoDevice(f"{shlex.join(command)} --version failed: {_first_line(text) or status}")
     version, cores, identity = text.splitlines()[0].strip(), _cores(), _identity()
-    key = "\0".join([shlex.join(command), version, str(cores), identity, cache.digest(_roofline(16, cores))])
+    key = "\0".join([shlex.join(command), version, str(cores), identity, cache.digest(_roofline(16))])
     record = cache.directory() / f"cpu-{hashlib.sha256(key.encode()).hexdigest()}.json"
     # one process measures, others wait: two at once would measure half the rates
     with _lock(cache.directory() / "cpu.lock"):
@@ -142,13 +142,13 @@ def _first_line(text: str) -> str:
 def _probe(command: tuple[str, ...], version: str, cores: int, identity: str) -> tuple[tuple[str, ...], DeviceSpec]:
     native, macros = _native(command)
     arch, vector_bytes = _arch(macros)
-    roofline = _roofline(vector_bytes, cores)
-    flags = (*_OPTIMISED, *native)
+    roofline = _roofline(vector_bytes)
+    flags = (*_OPTIMISED, *native, "-fopenmp")
     try:
-        flags = (*flags, "-fopenmp")
         compiled = _compile(roofline, command, version, flags, identity)
     except CompileError:
-        flags = (*_OPTIMISED, *native)  # no OpenMP: one thread
+        # a compiler without OpenMP: kernels run on one core
+        flags, cores = (*_OPTIMISED, *native), 1
         try:
             compiled = _compile(roofline, command, version, flags, identity)
         except CompileError as error:
@@ -188,43 +188,40 @@ def _arch(macros: frozenset[str]) -> tuple[str, int]:
     return ("aarch64-neon" if "__aarch64__" in macros else platform.machine()), 16
 
 
-def _roofline(vector_bytes: int, cores: int) -> Source:
-    defines = f"#define vector_bytes {vector_bytes}\n#define threads {cores}\n"
-    text = f'{defines}#include "roofline_cpu.c"\n'
+def _roofline(vector_bytes: int) -> Source:
+    text = f'#define vector_bytes {vector_bytes}\n#include "roofline_cpu.c"\n'
     return Source(language="c", stem="roofline_cpu", text=text, entry="multiply_add")
 
 
 def _measure(path: str, cores: int) -> tuple[float, float]:
-    """Sustained float32 operations a second, and bytes a second of a copy (read plus write), on all cores."""
+    """Sustained float32 operations a second, and bytes a second of a copy (read plus write), of all cores together."""
     library = ctypes.CDLL(path)
     for function in (library.multiply_add, library.copy):
         function.restype = ctypes.c_int64
-    results = np.empty((cores, 16), np.float32)
+    values = [np.array([0.5, 0], np.float32) for _ in range(cores)]
+    nbytes = min(max(4 * _last_level_bytes(), 64 << 20), 256 << 20) // cores
+    buffers = [(np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)) for _ in range(cores)]
 
-    def multiply_add(iterations: int) -> float:
-        results.fill(0.5)
-        return float(library.multiply_add(ctypes.c_int64(iterations), ctypes.c_void_p(results.ctypes.data)))
+    def multiply_add(core: int) -> int:
+        return int(library.multiply_add(ctypes.c_int64(_ITERATIONS), ctypes.c_void_p(values[core].ctypes.data)))
 
-    warm = 100_000
-    operations = multiply_add(warm) / warm
-    iterations = math.ceil(_rate(lambda: multiply_add(warm), _COPIES) * _SAMPLE_S / operations)
-    nbytes = min(max(2 * _last_level_bytes(), 64 << 20), 256 << 20)
-    source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
-    pointers = ctypes.c_void_p(source.ctypes.data), ctypes.c_void_p(target.ctypes.data)
-    return (
-        _rate(lambda: multiply_add(iterations), _SAMPLES),
-        _rate(lambda: float(library.copy(ctypes.c_int64(nbytes), *pointers)), _COPIES),
-    )
+    def copy(core: int) -> int:
+        source, target = (ctypes.c_void_p(buffer.ctypes.data) for buffer in buffers[core])
+        return int(library.copy(ctypes.c_int64(nbytes), source, target))
+
+    return _rate(multiply_add, cores), _rate(copy, cores)
 
 
-def _rate(work: Callable[[], float], samples: int) -> float:
-    """The best of some samples of what ``work`` returns over the seconds it takes: others may use the cores too."""
-    best = 0.0
-    for _ in range(samples):
-        start = time.perf_counter()
-        done = work()
-        best = max(best, done / (time.perf_counter() - start))
-    return best
+def _rate(work: Callable[[int], int], cores: int) -> float:
+    """What ``work`` returns a second, on all cores at once: the median of some samples."""
+
+    def one(core: int) -> float:
+        # of the thread, not of the clock on the wall: other processes may use the cores too
+        start = time.thread_time()
+        return work(core) / (time.thread_time() - start)
+
+    with ThreadPoolExecutor(cores) as pool:
+        return statistics.median(sum(pool.map(one, range(cores))) for _ in range(_SAMPLES))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ _STAGED_LIMIT = 8 << 20  # bytes of staged input a thread: beyond it a task has 
 class DirectCpu(Family):
     """Register tiles of ``pixels`` outputs of a row by ``k_vectors`` vectors of ``lanes`` filters.
 
-    Each launch packs the filter into the workspace. In a depthwise layer (one filter a channel) lanes run over channels.
+    Each launch packs the filter into the workspace. In a depthwise layer (one filter a channel) lanes are channels.
     A pointwise layer without stride and padding is one row of N * H * W pixels, of which a task takes ``rows`` * Q.
     """
 
