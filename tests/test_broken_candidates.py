@@ -1,7 +1,8 @@
-"""A bad candidate never ends a search: each is recorded with its status, the others are measured, the winner is right."""
+"""A bad candidate never ends a search: each is recorded with its status, and the winner is right."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from broken_families import FAULTS, Faulty, FaultyCpu, let_the_compiler_go, make_the_compiler_hang
 
 from autotune.backends import find
+from autotune.backends.cache import directory
 from autotune.measure import Limits, Workbench
 from autotune.problem import ConvProblem
 from autotune.search import NoValidConfig, tune
@@ -27,6 +29,16 @@ def layer(family: Faulty) -> ConvProblem:
 
 def faulty(fault: int, effort: int = 1) -> Config:
     return Config.of("faulty", {"fault": fault, "effort": effort})
+
+
+def hanging_compilers() -> list[str]:
+    """Command lines of the compilers that are at work for a test here."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        # it may have ended meanwhile
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes().decode(errors="replace"))
+    return [line for line in found if str(directory()) in line and "faulty-" in line]
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +65,7 @@ def test_every_fault_has_its_status_and_the_right_config_wins(device: str, famil
         assert result.best.config == faulty(0)
         assert store.best(problem, result.best.device) == result.best
         assert tune(problem, store=store, device=device, trials=100, families=[family]).measured == 0
+    assert hanging_compilers() == []
 
 
 @pytest.mark.parametrize(("device", "family"), VARIANTS)

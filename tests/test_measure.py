@@ -516,6 +516,7 @@ def test_a_child_that_does_not_answer_is_killed(worker: Worker) -> None:
     worker.ask(0.2, "compile", text("(void)a;"))
     with pytest.raises(ChildTimeout, match=r"^no answer within 0.2 s$"):
         worker.answer()
+    worker.kill()
     with pytest.raises(ProcessLookupError):
         os.kill(worker.pid, 0)
 

@@ -70,6 +70,8 @@ class Measuring:
 def main() -> None:
     """Serve until the parent closes its end. The first request, ``start``, names the role and its arguments."""
     connection = Connection(int(sys.argv[1]))
+    # raised where the child is waiting for a compiler, which is then killed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     _die_with(int(sys.argv[2]))
     roles = {"compiling": Compiling, "measuring": Measuring}
     server: Any = None

@@ -22,6 +22,7 @@ from autotune.problem import ConvProblem
 from autotune.trial import Config, Provenance, Status, Trial
 
 MAX_COMPILERS = 16
+_GRACE_S = 1.0  # for a child to end its compiler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +92,10 @@ class Workbench:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for worker in (*self._compiling, *self._idle, *([self._measurer] if self._measurer else [])):
+        for worker in (*self._idle, *([self._measurer] if self._measurer else [])):
             worker.kill()
+        for worker in self._compiling:
+            worker.kill(_GRACE_S)
 
     @property
     def wants_more(self) -> bool:
@@ -123,7 +126,7 @@ class Workbench:
         self._queued.clear()
         self._compiled.clear()
         for worker in self._compiling:
-            worker.kill()
+            worker.kill(_GRACE_S)
         self._compiling.clear()
 
     def next(self, best_us: float | None = None) -> Trial | None:
@@ -230,7 +233,7 @@ class Workbench:
             if leaves_child_healthy(failure):
                 self._idle.append(worker)
             else:
-                worker.kill()
+                worker.kill(_GRACE_S)
             if job.run:
                 self._finished.append(job)
             return

@@ -68,11 +68,10 @@ class Worker:
     def answer(self) -> Any:
         """The answer, once ``connection`` is readable or the deadline has passed.
 
-        Raises what the child raised (one of ``FAILURES``, or NoDevice); ChildDied; ChildTimeout, after killing it; and
-        RuntimeError, with the child's traceback, for a bug.
+        Raises what the child raised (one of ``FAILURES``, or NoDevice); ChildDied or ChildTimeout, after which it
+        must be killed; and RuntimeError, with the child's traceback, for a bug.
         """
         if not wait([self.connection], max(0.0, self.seconds_left)):
-            self.kill()
             raise ChildTimeout(f"no answer within {self._limit_s:g} s")
         try:
             kind, value = self.connection.recv()
@@ -85,8 +84,15 @@ class Worker:
             raise RuntimeError(f"in a child process:\n{value}")
         return value
 
-    def kill(self) -> None:
-        """End the child and whatever it started, now. Harmless when it is dead."""
+    def kill(self, grace_s: float = 0.0) -> None:
+        """End the child and whatever is in its process group. Harmless when it is dead.
+
+        grace_s: how long it may take to end what it started in other process groups, such as a compiler.
+        """
+        if grace_s and self._process.returncode is None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace_s)
         if self._process.returncode is None:
             # not yet waited for, so that the process group cannot have become another's
             with contextlib.suppress(ProcessLookupError):
