@@ -120,7 +120,8 @@ def _progress(trials: int) -> Iterator[Callable[[Progress], None]]:
         yield _Quarters().show
         return
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Bar(*columns, console=console, transient=True) as bar:
+    # rarely refreshed: on the cpu the bar shares cores with what is being timed
+    with Bar(*columns, console=console, transient=True, refresh_per_second=2) as bar:
         task = bar.add_task("", total=trials)
         yield lambda now: bar.update(task, completed=now.done, total=now.total, description=_best(now))
 
