@@ -186,5 +186,6 @@ def reason(error: Exception) -> str:
         sqlite3.SQLITE_CORRUPT: "damaged",
         sqlite3.SQLITE_NOTADB: "not an SQLite database",
     }
-    text = " ".join(str(cause).split())
+    # a server adds lines with the statement and a pointer into it
+    text = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
     return f"{known[code]} ({text})" if code in known else text

@@ -29,6 +29,7 @@ _JSON_NAMES: dict[type, str] = {
     **{str: "a text", int: "an integer", float: "a number", bool: "true or false"},
     **{type(None): "null", list: "an array", dict: "an object"},
 }
+_HINTS: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in (DeviceSpec, Measurement, Provenance)}
 _Parts = TypeVar("_Parts", Measurement, Provenance)
 
 
@@ -139,11 +140,11 @@ def _record(line: str) -> Record:
 
 
 def _parts(kind: type[_Parts], entry: dict[str, Any]) -> _Parts:
-    return kind(**{name: _member(entry, name, hint) for name, hint in get_type_hints(kind).items()})
+    return kind(**{name: _member(entry, name, hint) for name, hint in _HINTS[kind].items()})
 
 
 def _spec(values: dict[str, Any], problem: ConvProblem) -> DeviceSpec:
-    for name, hint in get_type_hints(DeviceSpec).items():
+    for name, hint in _HINTS[DeviceSpec].items():
         if name in values and hint in _JSON_NAMES:
             _member(values, name, hint)
     try:
