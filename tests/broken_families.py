@@ -42,7 +42,7 @@ FAULTS = (
     Fault("writes_into_the_input", Status.CORRECTNESS, "wrote into the activation", first="input[5] = 1;"),
     Fault("reads_address_0", Status.RUNTIME, first="output[0] = *(volatile Output *)0;"),
     Fault("never_ends", Status.TIMEOUT, "no answer within", first="for (;;) *(volatile Output *)output = 0;"),
-    Fault("does_not_compile", Status.COMPILE, "missing_name", top="int broken = missing_name;"),
+    Fault("does_not_compile", Status.COMPILE, "this is wrong", top="#error this is wrong"),
     Fault("hangs_the_compiler", Status.COMPILE, "no answer within", top=f"#include <{_NEVER}>"),
 )
 
@@ -72,6 +72,17 @@ CPU = Dialect(
     start="0",
     step="1",
     launch=Launch(grid=1, block=1),
+)
+CUDA = Dialect(
+    kind="cuda",
+    language="cuda",
+    dtype=DType.S8,
+    element="signed char",
+    output="int",
+    signature='extern "C" __global__ void',
+    start="blockIdx.x * blockDim.x + threadIdx.x",
+    step="gridDim.x * blockDim.x",
+    launch=Launch(grid=8, block=128),
 )
 
 _TEXT = """
@@ -145,6 +156,13 @@ class FaultyCpu(Faulty):
 
     kind = "cpu"
     dialect = CPU
+
+
+class FaultyCuda(Faulty):
+    """The CUDA version."""
+
+    kind = "cuda"
+    dialect = CUDA
 
 
 def make_the_compiler_hang() -> None:

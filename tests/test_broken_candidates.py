@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from broken_families import FAULTS, Faulty, FaultyCpu, let_the_compiler_go, make_the_compiler_hang
+from broken_families import FAULTS, Faulty, FaultyCpu, FaultyCuda, let_the_compiler_go, make_the_compiler_hang
 
 from autotune.backends import find
 from autotune.backends.cache import directory
@@ -18,9 +18,12 @@ from autotune.store import Store
 from autotune.trial import Config, Status
 
 # short, but not so short that a slow machine's right candidate misses them
-LIMITS = Limits(compile_s=8.0, run_s=4.0, run_rooflines=0.0)
+LIMITS = Limits(compile_s=6.0, run_s=4.0, run_rooflines=0.0)
 # the name of a device and the family that is broken on it
-VARIANTS = [pytest.param("cpu", FaultyCpu(), id="cpu")]
+VARIANTS = [
+    pytest.param("cpu", FaultyCpu(), id="cpu"),
+    pytest.param("cuda", FaultyCuda(), id="cuda", marks=pytest.mark.gpu),
+]
 
 
 def layer(family: Faulty) -> ConvProblem:

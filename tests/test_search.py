@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+import signal
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from replay import PROBLEM, SPEC, Grid, Replay, trial_of
 
+from autotune.backends import compiler_for, find
 from autotune.families import Knob
+from autotune.families.direct_cpu import DirectCpu
 from autotune.problem import ConvProblem, Epilogue
 from autotune.search import NoValidConfig, Progress, Space, Unsupported, loop, tune
 from autotune.search.finalists import finalists, noise_us, winner
@@ -464,3 +471,61 @@ def test_progress_tells_the_best_after_every_trial(store: Store, replay: Replay)
     assert seen[-1].best is not None
     assert seen[-1].best.measurement is not None
     assert seen[-1].best.measurement.time_us == min(correct)
+
+
+# on this machine's cpu
+
+
+SMALL = ConvProblem(N=1, C=8, H=10, W=12, K=16, R=3, S=3, padding=1, dtype="f32")
+
+
+def test_a_layer_is_tuned_on_the_cpu(store: Store) -> None:
+    spec = find("cpu").spec
+    assert spec is not None
+    result = tune(SMALL, store=store, device="cpu", trials=5)
+    assert result.measured == 5
+    assert {t.status for t in result.trials} == {Status.CORRECT}
+    assert store.best(SMALL, spec) == result.best
+    family = DirectCpu()
+    compiler = compiler_for(spec)
+    for trial in result.trials:
+        assert trial.problem == SMALL
+        assert trial.device == spec
+        assert family.legal(trial.config, SMALL, spec) is None
+        assert trial.provenance.kernel_digest == compiler.digest(family.source(trial.config, SMALL, spec))
+        assert trial.provenance.compiler == compiler.version
+        assert trial.provenance.driver
+        assert datetime.fromisoformat(trial.provenance.created_at).utcoffset() == timedelta(0)
+        assert trial.measurement is not None
+        assert trial.measurement.condition == "cold-loop"
+    assert result.best.config in {t.config for t in finalists(result.trials)}
+
+
+def test_a_search_that_is_killed_loses_at_most_the_trial_in_flight(tmp_path: Path) -> None:
+    database = tmp_path / "tuning.db"
+    script = tmp_path / "search.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import os, signal
+            from autotune import ConvProblem, Store, tune
+
+            def stop(now):
+                print(now.last.config, flush=True)
+                if now.done == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            problem = ConvProblem.parse("{SMALL}")
+            tune(problem, store=Store({str(database)!r}), device="cpu", trials=5, progress=stop)
+            """
+        )
+    )
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    with Store(database) as store:
+        assert [t.config.name for t in store.trials(SMALL, "cpu")] == ended.stdout.split()
+        best = store.best(SMALL, "cpu")
+        assert best is not None
+        assert best.time_us == min(t.measurement.time_us for t in store.trials(SMALL, "cpu") if t.measurement)
+        assert tune(SMALL, store=store, device="cpu", trials=5).measured == 2
+        assert store.check() == []
