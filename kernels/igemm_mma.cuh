@@ -4,7 +4,8 @@
 // (r, s, c). A block computes a cta_m x cta_n tile; gemm_k passes through shared memory in slices of cta_k, rows swizzled in
 // 16-byte chunks so that ldmatrix has no bank conflicts. Padding and every ragged edge are zeros written on the way in.
 //
-// Config:  cta_m, cta_n, cta_k, warp_m, warp_n, stages, staging (1: cp.async, 0: through registers), split_k, raster_group.
+// Config:  cta_m, cta_n, cta_k, warp_m, warp_n, stages, ahead, staging (0: through registers, 1: cp.async,
+//          2: cp.async by way of the first-level cache), split_k, raster_group.
 // Problem: the layer's extents, `Element` (f16, bf16, s8), `Output`, and `wide` (offsets beyond 31 bits).
 #pragma once
 #include "epilogue.cuh"
@@ -43,14 +44,17 @@ struct IgemmMma {
   static constexpr int load_elements = load_bytes / int(sizeof(Element));
   static constexpr int columns = row_bytes / load_bytes, rows_per_pass = threads / columns;
   static constexpr int passes_a = ceil_div(cta_m, rows_per_pass), passes_b = ceil_div(cta_n, rows_per_pass);
+  static constexpr int passes = passes_a + passes_b;
+
+  static constexpr bool ahead = Config::ahead;
 
   static constexpr int output_bytes = int(sizeof(Output));
   static constexpr int tile_pitch = cta_n * output_bytes + 16;  // 16 more: rows start in different banks
   static constexpr int store_bytes = vector_bytes(filters * output_bytes) < cta_n * output_bytes
                                          ? vector_bytes(filters * output_bytes)
                                          : vector_bytes(cta_n * output_bytes);
-  // whether any tap of any output pixel lies outside the image
-  static constexpr bool padded = Problem::pad_top || Problem::pad_left || Problem::pad_bottom || Problem::pad_right;
+  // one word a row tells which taps lie inside the image; the tap with both top bits would read as `none`
+  static constexpr bool masked = Problem::R < 16 && Problem::S < 16;
 
   static_assert(threads % columns == 0 && cta_k % load_elements == 0 && row_bytes % 32 == 0 && row_bytes <= 128, "tile");
   static_assert(Config::staging == 0 ? Config::stages == 2 : load_bytes >= 4, "staging");
@@ -64,34 +68,46 @@ struct IgemmMma {
   // Brings slices of the activation and the filter into shared memory; each thread serves one column of each slice.
   struct Loader {
     const Element* activation;
-    const Element* filter;
+    const Element* filter;       // at this thread's first row and column
     Index pixel[passes_a];       // offset of the tap (0, 0) of this thread's rows
-    int top[passes_a], left[passes_a];
-    int k, r, s, c;              // position of this thread's column in gemm_k
-    int row, target;             // first row served, and its place in a slice
+    u32 taps[masked ? passes_a : 1];        // bit r and bit 16 + s: whether filter row r and column s fall inside the image
+    int top[masked ? 1 : passes_a], left[masked ? 1 : passes_a];  // image row and column of the tap (0, 0)
+    int k, k_end, r, s, c;       // position of this thread's column in gemm_k
+    int filters_left;            // filters from this thread's first row on
+    int place_a, place_b;        // of the first row served, when the others lie at constant distances
 
-    __device__ Loader(const Element* activation_, const Element* filter_, Index m0, int n0, int group, int first_slice) {
-      const int column = int(threadIdx.x) % columns;
-      row = int(threadIdx.x) / columns;
+    __device__ Loader(const Element* activation_, const Element* filter_, Index m0, int n0, int group, int first_slice, int count) {
+      const int column = int(threadIdx.x) % columns, row = int(threadIdx.x) / columns;
       activation = activation_ + group * channels;
-      filter = filter_ + (Index(group) * filters + n0) * gemm_k;
-      filters_left = filters - n0;
-      const int chunk = column * load_bytes / 16;
-      target = column * load_bytes % 16;
-      target_chunk = chunk;
+      k = first_slice * cta_k + column * load_elements;
+      k_end = (first_slice + count) * cta_k < gemm_k ? (first_slice + count) * cta_k : gemm_k;
+      filter = filter_ + (Index(group) * filters + n0 + row) * gemm_k + k;
+      filters_left = filters - n0 - row;
 #pragma unroll
       for (int i = 0; i < passes_a; ++i) {
         const Index m = m0 + row + i * rows_per_pass;
         const Index image = m / (Problem::P * Problem::Q);
         const int position = int(m - image * (Problem::P * Problem::Q));
         const int p = position / Problem::Q, q = position % Problem::Q;
-        top[i] = p * Problem::stride_h - Problem::pad_top;
-        left[i] = q * Problem::stride_w - Problem::pad_left;
-        pixel[i] = ((image * Problem::H + top[i]) * Problem::W + left[i]) * Problem::C;
-        // rows beyond the last pixel: no tap is inside
-        if (m >= gemm_m) top[i] = outside;
+        const int h = p * Problem::stride_h - Problem::pad_top, w = q * Problem::stride_w - Problem::pad_left;
+        pixel[i] = ((image * Problem::H + h) * Problem::W + w) * Problem::C;
+        // no tap of a row beyond the last pixel is inside
+        const bool present = m < gemm_m && (cta_m % rows_per_pass == 0 || row + i * rows_per_pass < cta_m);
+        if constexpr (masked) {
+          taps[i] = 0;
+#pragma unroll
+          for (int y = 0; y < Problem::R; ++y)
+            taps[i] |= u32(present && unsigned(h + y * Problem::dilation_h) < unsigned(Problem::H)) << y;
+#pragma unroll
+          for (int x = 0; x < Problem::S; ++x) taps[i] |= u32(unsigned(w + x * Problem::dilation_w) < unsigned(Problem::W)) << (16 + x);
+        } else {
+          top[i] = present ? h : -(1 << 30);
+          left[i] = w;
+        }
       }
-      k = first_slice * cta_k + column * load_elements;
+      const int chunk = column * load_bytes / 16, within = column * load_bytes % 16;
+      place_a = swizzled(row, chunk) + within;
+      place_b = cta_m * row_bytes + place_a;
       locate();
     }
 
@@ -104,6 +120,7 @@ struct IgemmMma {
 
     __device__ __forceinline__ void advance() {
       k += cta_k;
+      filter += cta_k;
       if constexpr (channels >= cta_k) {
         c += cta_k;
         if (c >= channels) {
@@ -118,76 +135,100 @@ struct IgemmMma {
       }
     }
 
-    __device__ __forceinline__ bool inside(int i) const {
-      if constexpr (padded) {
-        return k < gemm_k && unsigned(top[i] + r * Problem::dilation_h) < unsigned(Problem::H) &&
-               unsigned(left[i] + s * Problem::dilation_w) < unsigned(Problem::W);
-      } else {
-        return k < gemm_k && top[i] != outside;
-      }
+    // Rows of later passes: at a constant distance where a pass is a whole number of swizzle periods.
+    __device__ __forceinline__ int later(int i) const {
+      if constexpr (rows_per_pass % 8 == 0) return i * rows_per_pass * row_bytes;
+      const int column = int(threadIdx.x) % columns, row = int(threadIdx.x) / columns, chunk = column * load_bytes / 16;
+      return swizzled(row + i * rows_per_pass, chunk) - swizzled(row, chunk);
     }
 
-    __device__ __forceinline__ int place(int i) const {
-      return swizzled(row + i * rows_per_pass, target_chunk) + target;
-    }
-
-    // Calls visit(source, inside, place in the slice) for every vector of the current slice that this thread serves.
-    template <class Visit>
-    __device__ __forceinline__ void each(Visit visit) const {
-      const Index tap = (Index(r * Problem::dilation_h) * Problem::W + s * Problem::dilation_w) * Problem::C + c;
+    // Calls visit(index, source, inside, place in the slice) for this thread's vectors of the current slice, portion
+    // `portion` of `portions` of them. The source is valid only where it is inside.
+    template <int portions, class Visit>
+    __device__ __forceinline__ void each(int portion, Visit visit) const {
+      const Element* const at = activation + ((Index(r * Problem::dilation_h) * Problem::W + s * Problem::dilation_w) * Problem::C + c);
+      const u32 tap = k < k_end ? 1u << (r & 15) | 0x10000u << (s & 15) : 0xffffffffu;
 #pragma unroll
-      for (int i = 0; i < passes_a; ++i) {
-        if (cta_m % rows_per_pass && row + i * rows_per_pass >= cta_m) continue;
-        const bool in = inside(i);
-        visit(i, in ? activation + (pixel[i] + tap) : activation, in, place(i));
-      }
-#pragma unroll
-      for (int i = 0; i < passes_b; ++i) {
-        const int n = row + i * rows_per_pass;
-        if (cta_n % rows_per_pass && n >= cta_n) continue;
-        const bool in = k < gemm_k && n < filters_left;
-        visit(passes_a + i, in ? filter + (Index(n) * gemm_k + k) : filter, in, cta_m * row_bytes + place(i));
+      for (int i = 0; i < passes; ++i) {
+        if (i * portions / passes != portion) continue;
+        if (i < passes_a) {
+          bool in;
+          if constexpr (masked)
+            in = (taps[i] & tap) == tap;
+          else
+            in = k < k_end && unsigned(top[i] + r * Problem::dilation_h) < unsigned(Problem::H) &&
+                 unsigned(left[i] + s * Problem::dilation_w) < unsigned(Problem::W);
+          if (cta_m % rows_per_pass && int(threadIdx.x) / columns + i * rows_per_pass >= cta_m) continue;
+          visit(i, at + pixel[i], in, place_a + later(i));
+        } else {
+          const int n = (i - passes_a) * rows_per_pass;
+          if (cta_n % rows_per_pass && int(threadIdx.x) / columns + n >= cta_n) continue;
+          const bool in = k < k_end && (filters % cta_n == 0 || n < filters_left);
+          visit(i, filter + Index(n) * gemm_k, in, place_b + later(i - passes_a));
+        }
       }
     }
-
-   private:
-    static constexpr int outside = -(1 << 30);
-    int filters_left, target_chunk;
   };
 
-  // acc += one slice in shared memory; fragments of the next 32 bytes are read while the present ones are multiplied.
-  __device__ static __forceinline__ void multiply(Accumulator (&acc)[fragments_m][fragments_n][4], u32 slice, int warp_row,
-                                                  int warp_column) {
-    const int lane = int(threadIdx.x) % 32;
-    u32 a[2][fragments_m][4], b[2][fragments_n][2];
-    auto fetch = [&](int step) {
+  // A warp's operands of one step: 32 bytes of gemm_k.
+  struct Fragments {
+    u32 a[fragments_m][4], b[fragments_n][2];
+
+    __device__ __forceinline__ void fetch(u32 slice, int step, int warp_row, int warp_column) {
+      const int lane = int(threadIdx.x) % 32;
 #pragma unroll
       for (int i = 0; i < fragments_m; ++i)
-        ptx::ldmatrix_x4(a[step & 1][i], slice + swizzled(warp_row + i * 16 + lane % 16, step * 2 + lane / 16));
+        ptx::ldmatrix_x4(a[i], slice + swizzled(warp_row + i * 16 + lane % 16, step * 2 + lane / 16));
+      const u32 filters_slice = slice + cta_m * row_bytes;
       if constexpr (fragments_n % 2 == 0) {
 #pragma unroll
         for (int j = 0; j < fragments_n; j += 2) {
           u32 pair[4];
           const int row = warp_column + j * 8 + lane % 8 + lane / 16 * 8;
-          ptx::ldmatrix_x4(pair, slice + cta_m * row_bytes + swizzled(row, step * 2 + lane / 8 % 2));
-          b[step & 1][j][0] = pair[0], b[step & 1][j][1] = pair[1];
-          b[step & 1][j + 1][0] = pair[2], b[step & 1][j + 1][1] = pair[3];
+          ptx::ldmatrix_x4(pair, filters_slice + swizzled(row, step * 2 + lane / 8 % 2));
+          b[j][0] = pair[0], b[j][1] = pair[1], b[j + 1][0] = pair[2], b[j + 1][1] = pair[3];
         }
       } else {
 #pragma unroll
         for (int j = 0; j < fragments_n; ++j)
-          ptx::ldmatrix_x2(b[step & 1][j],
-                           slice + cta_m * row_bytes + swizzled(warp_column + j * 8 + lane % 8, step * 2 + lane / 8 % 2));
+          ptx::ldmatrix_x2(b[j], filters_slice + swizzled(warp_column + j * 8 + lane % 8, step * 2 + lane / 8 % 2));
       }
-    };
-    fetch(0);
-#pragma unroll
-    for (int step = 0; step < k_steps; ++step) {
-      if (step + 1 < k_steps) fetch(step + 1);
+    }
+
+    __device__ __forceinline__ void multiply(Accumulator (&acc)[fragments_m][fragments_n][4]) const {
 #pragma unroll
       for (int i = 0; i < fragments_m; ++i)
 #pragma unroll
-        for (int j = 0; j < fragments_n; ++j) ptx::Mma<Element>::run(acc[i][j], a[step & 1][i], b[step & 1][j]);
+        for (int j = 0; j < fragments_n; ++j) ptx::Mma<Element>::run(acc[i][j], a[i], b[j]);
+    }
+  };
+
+  // acc += `count` slices. Within a step, copies of a later slice are started, the next step's fragments are read (`ahead`:
+  // also across the boundary of slices), and the present fragments are multiplied. `start(portion, i)` starts one of k_steps
+  // portions of the copies that belong to slice i's iteration, `arrive()` waits until the next slice is in shared memory,
+  // `slice_at(i)` is where slice i lies.
+  template <class Start, class Arrive, class SliceAt>
+  __device__ static __forceinline__ void accumulate(Accumulator (&acc)[fragments_m][fragments_n][4], int count, int warp_row,
+                                                    int warp_column, Start start, Arrive arrive, SliceAt slice_at) {
+    Fragments fragments[2];
+    if (ahead) fragments[0].fetch(slice_at(0), 0, warp_row, warp_column);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      if (!ahead) fragments[0].fetch(slice_at(i), 0, warp_row, warp_column);
+#pragma unroll
+      for (int step = 0; step < k_steps; ++step) {
+        start(step, i);
+        if (step + 1 < k_steps) {
+          fragments[(step + 1) & 1].fetch(slice_at(i), step + 1, warp_row, warp_column);
+        } else if (ahead) {
+          arrive(i);
+          // beyond the last slice: read and not used
+          fragments[(step + 1) & 1].fetch(slice_at(i + 1), 0, warp_row, warp_column);
+        }
+        fragments[step & 1].multiply(acc);
+      }
+      if (!ahead) arrive(i);
+      if (ahead && k_steps % 2) fragments[0] = fragments[1];
     }
   }
 
@@ -283,7 +324,7 @@ struct IgemmMma {
     const int warp_row = warp % warps_m * Config::warp_m, warp_column = warp / warps_m * Config::warp_n;
     const u32 base = ptx::shared_address(shared);
 
-    Loader loader(activation, filter, m0, n0, group, first_slice);
+    Loader loader(activation, filter, m0, n0, group, first_slice, count);
     Accumulator acc[fragments_m][fragments_n][4];
 #pragma unroll
     for (int i = 0; i < fragments_m; ++i)
@@ -292,60 +333,66 @@ struct IgemmMma {
 #pragma unroll
         for (int e = 0; e < 4; ++e) acc[i][j][e] = 0;
 
-    if constexpr (Config::staging == 1) {
-      auto load = [&](int stage) {
-        const u32 slice = base + stage * stage_bytes;
-        loader.each([&](int, const Element* source, bool in, int place) {
-          ptx::cp_async<load_bytes>(slice + place, source, in);
-        });
-        loader.advance();
+    if constexpr (Config::staging != 0) {
+      u32 read = base, write = base;
+      auto copy = [&](int, const Element* source, bool in, int place) {
+        ptx::cp_async<load_bytes, Config::staging == 2>(write + place, source, in);
       };
 #pragma unroll
       for (int i = 0; i < Config::stages - 1; ++i) {
-        if (i < count) load(i);
+        loader.template each<1>(0, copy);
+        loader.advance();
+        write += stage_bytes;
         ptx::cp_async_commit();
       }
-      int read = 0, write = Config::stages - 1;
-#pragma unroll 1
-      for (int i = 0; i < count; ++i) {
-        ptx::cp_async_wait<Config::stages - 2>();
-        __syncthreads();
-        if (i + Config::stages - 1 < count) load(write);
-        ptx::cp_async_commit();
-        multiply(acc, base + read * stage_bytes, warp_row, warp_column);
-        read = read + 1 == Config::stages ? 0 : read + 1;
-        write = write + 1 == Config::stages ? 0 : write + 1;
-      }
+      ptx::cp_async_wait<Config::stages - 2>();
+      __syncthreads();
+      constexpr u32 end = Config::stages * stage_bytes;
+      auto following = [&](u32 slice) { return slice + stage_bytes == base + end ? base : slice + stage_bytes; };
+      accumulate(
+          acc, count, warp_row, warp_column,
+          // beyond the last slice nothing is read and zeros are written
+          [&](int portion, int) { loader.template each<k_steps>(portion, copy); },
+          [&](int) {
+            loader.advance();
+            ptx::cp_async_commit();
+            ptx::cp_async_wait<Config::stages - 2>();
+            __syncthreads();
+            read = following(read);
+            write = following(write);
+          },
+          [&](int) { return read; });
       ptx::cp_async_wait<0>();
     } else {
-      Vector<load_bytes> held[passes_a + passes_b];
+      Vector<load_bytes> held[passes];
       auto fetch = [&] {
-        loader.each([&](int i, const Element* source, bool in, int) {
+        loader.template each<1>(0, [&](int i, const Element* source, bool in, int) {
           Vector<load_bytes> v{};
           if (in) v = *reinterpret_cast<const Vector<load_bytes>*>(source);
           held[i] = v;
         });
       };
       auto deposit = [&](int stage) {
-        loader.each([&](int i, const Element*, bool, int place) {
+        loader.template each<1>(0, [&](int i, const Element*, bool, int place) {
           *reinterpret_cast<Vector<load_bytes>*>(shared + stage * stage_bytes + place) = held[i];
         });
       };
-      if (count > 0) {
-        fetch();
-        deposit(0);
-      }
+      fetch();
+      deposit(0);
       __syncthreads();
-#pragma unroll 1
-      for (int i = 0; i < count; ++i) {
-        if (i + 1 < count) {
-          loader.advance();
-          fetch();
-        }
-        multiply(acc, base + (i & 1) * stage_bytes, warp_row, warp_column);
-        if (i + 1 < count) deposit((i + 1) & 1);
-        __syncthreads();
-      }
+      accumulate(
+          acc, count, warp_row, warp_column,
+          [&](int portion, int i) {
+            if (portion == 0 && i + 1 < count) {
+              loader.advance();
+              fetch();
+            }
+          },
+          [&](int i) {
+            if (i + 1 < count) deposit((i + 1) & 1);
+            __syncthreads();
+          },
+          [&](int i) { return base + (i & 1) * stage_bytes; });
     }
     if constexpr (Config::split_k > 1) {
       const Index tiles = per_group * Problem::groups;

@@ -201,7 +201,8 @@ class CudaBackend(Backend):
     def _function(self, path: str, entry: str, smem_bytes: int = 0) -> Any:
         try:
             kernel = self._core.ObjectCode.from_cubin(Path(path).read_bytes()).get_kernel(entry)
-            if smem_bytes > 48 * 1024:
+            # beyond 48 KiB, static shared memory included, a kernel needs leave
+            if smem_bytes > 40 * 1024:
                 attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 handle = self._driver.CUkernel(int(kernel.handle))
                 (status,) = self._driver.cuKernelSetAttribute(attribute, smem_bytes, handle, self._driver.CUdevice(self.index))

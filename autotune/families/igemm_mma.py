@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from math import ceil
@@ -11,7 +12,7 @@ from autotune.families.family import Family, Knob, Launch, Source, constants
 from autotune.problem import ConvProblem, DType, Layout
 from autotune.trial import Config
 
-CP_ASYNC, REGISTERS = 1, 0
+REGISTERS, CP_ASYNC, CP_ASYNC_CACHED = 0, 1, 2
 
 _OUTPUTS = {
     DType.F16: (DType.F16, DType.F32),
@@ -19,6 +20,7 @@ _OUTPUTS = {
     DType.S8: (DType.S32, DType.F32),
 }
 _MAX_THREADS = 512
+_STATIC_SMEM = 16  # bytes beside the dynamic shared memory
 _CLOCK_HZ = 1.7e9  # only ratios of predictions matter
 
 
@@ -33,6 +35,7 @@ class _Tile:
     warp_n: int
     stages: int
     staging: int
+    ahead: int
     split_k: int
     raster_group: int
 
@@ -57,7 +60,8 @@ class IgemmMma(Family):
         Knob(name="warp_m", candidates=(16, 32, 64, 128), meaning="output pixels of a warp's tile"),
         Knob(name="warp_n", candidates=(8, 16, 32, 64, 128), meaning="filters of a warp's tile"),
         Knob(name="stages", candidates=(2, 3, 4, 6), meaning="slices of r*s*c in shared memory"),
-        Knob(name="staging", candidates=(REGISTERS, CP_ASYNC), meaning="1: cp.async to shared memory, 0: by registers"),
+        Knob(name="staging", candidates=(0, 1, 2), meaning="0: by registers, 1: cp.async, 2: cp.async by way of L1"),
+        Knob(name="ahead", candidates=(0, 1), meaning="1: a slice's first fragments are read during the slice before"),
         Knob(name="split_k", candidates=(1, 2, 4, 8, 16), meaning="blocks that share one tile's r*s*c"),
         Knob(name="raster_group", candidates=(1, 4, 16), meaning="rows of tiles walked column by column"),
     )
@@ -96,14 +100,14 @@ class IgemmMma(Family):
 
     def choices(self, problem: ConvProblem, device: DeviceSpec) -> Iterator[tuple[int, ...]]:
         """All combinations, whole groups skipped by the same rules that ``illegal`` states."""
-        m, n, k, wm, wn, stages, staging, split, raster = (knob.candidates for knob in self.knobs)
+        m, n, k, wm, wn, stages, staging, ahead, split, raster = (knob.candidates for knob in self.knobs)
         tiles = ((a, b, c, d, e) for a in m for b in n for d in wm for e in wn for c in k)
         for shape in tiles:
-            if self._illegal_tile(_Tile(*shape, 2, 0, 1, 1), problem):
+            if self._illegal_tile(_Tile(*shape, 2, 0, 0, 1, 1), problem):
                 continue
             grids = [(z, g) for z in split for g in raster]
-            grids = [g for g in grids if not self._illegal_grid(_Tile(*shape, 2, 0, *g), problem, device)]
-            for pipe in ((s, t) for s in stages for t in staging):
+            grids = [g for g in grids if not self._illegal_grid(_Tile(*shape, 2, 0, 0, *g), problem, device)]
+            for pipe in itertools.product(stages, staging, ahead):
                 if not self._illegal_pipeline(_Tile(*shape, *pipe, 1, 1), problem, device):
                     yield from ((*shape, *pipe, *grid) for grid in grids)
 
@@ -127,21 +131,22 @@ class IgemmMma(Family):
         columns = row_bytes // _load_bytes(problem)
         if t.threads % columns:
             return f"{t.threads} threads do not divide into the {columns} vectors of a slice's row"
-        if self._registers(t, problem) > min(255, 65536 // t.threads // 8 * 8):
-            return f"about {self._registers(t, problem)} registers a thread are too many for {t.threads} threads"
         return None
 
     def _illegal_pipeline(self, t: _Tile, problem: ConvProblem, device: DeviceSpec) -> str | None:
-        if t.staging == CP_ASYNC and device.sm < 80:
+        if t.staging != REGISTERS and device.sm < 80:
             return "cp.async needs sm_80"
-        if t.staging == CP_ASYNC and _load_bytes(problem) < 4:
+        if t.staging != REGISTERS and _load_bytes(problem) < 4:
             return "cp.async copies at least 4 bytes, and the channels of a pixel do not divide into them"
+        if t.staging == CP_ASYNC and _load_bytes(problem) < 16:
+            return "cp.async takes less than 16 bytes only by way of L1"
         if t.staging == REGISTERS and t.stages != 2:
             return "staging through registers has 2 stages"
-        if t.staging == REGISTERS and self._registers(t, problem) + self._held(t, problem) > 255:
-            return "staging through registers needs more than 255 registers"
+        registers = self._registers(t, problem) + (self._held(t, problem) if t.staging == REGISTERS else 0)
+        if registers > min(255, 65536 // t.threads // 8 * 8):
+            return f"about {registers} registers a thread are too many for {t.threads} threads"
         smem = self._smem_bytes(t, problem)
-        if smem > device.smem_per_cta:
+        if smem + _STATIC_SMEM > device.smem_per_cta:
             return f"{smem} bytes of shared memory are more than {device.smem_per_cta}"
         return None
 
@@ -220,10 +225,10 @@ igemm_mma(const Kernel::Element* activation, const Kernel::Element* filter, Kern
         port = (warps * (t.warp_m + t.warp_n) + t.cta_m + t.cta_n) * row_bytes / 128
         l2 = (t.cta_m + t.cta_n) * row_bytes / 38
         vectors = (t.cta_m + t.cta_n) * row_bytes / _load_bytes(problem) / 32
-        issue = (vectors * (14 if t.staging == CP_ASYNC else 18) + warps * 24 + math * 0.3) / 4
+        issue = (vectors * (18 if t.staging == REGISTERS else 14) + warps * 24 + math * 0.3) / 4
         slice_clocks = max(math, port, l2, issue) + 0.15 * (math + port + l2)
         # a slice that is not yet there is waited for
-        in_flight = resident * (t.stages - 1 if t.staging == CP_ASYNC else 1)
+        in_flight = resident * (1 if t.staging == REGISTERS else t.stages - 1)
         slice_clocks = max(slice_clocks, 900 / in_flight)
         per_block = ceil(slices / t.split_k) * slice_clocks + 600 / resident
         per_block += t.cta_m * t.cta_n * (problem.out_dtype.bytes * 3 / 64 + (0.25 * t.split_k if t.split_k > 1 else 0))
@@ -252,9 +257,11 @@ igemm_mma(const Kernel::Element* activation, const Kernel::Element* filter, Kern
 
     @staticmethod
     def _registers(t: _Tile, problem: ConvProblem) -> int:
-        """Registers of a thread: accumulators, two steps of fragments, three for each row loaded, and the rest."""
+        """Registers of a thread that does not spill: accumulators, two steps of fragments, three for each row of pixels
+        it loads, and the rest. The compiler takes more where it may."""
         fragments = 2 * (t.warp_m // 16 * 4 + t.warp_n // 8 * 2)
-        return t.warp_m * t.warp_n // 32 + fragments + 3 * _passes(t, problem) + 32
+        rows = -(-t.cta_m // _rows_per_pass(t, problem))
+        return t.warp_m * t.warp_n // 32 + fragments + 3 * rows + (48 if t.ahead else 28)
 
 
 def _load_bytes(problem: ConvProblem) -> int:
@@ -265,8 +272,13 @@ def _load_bytes(problem: ConvProblem) -> int:
 
 def _passes(t: _Tile, problem: ConvProblem) -> int:
     """Vectors that each thread brings for one slice."""
-    rows = max(1, t.threads * _load_bytes(problem) // (t.cta_k * problem.dtype.bytes))
+    rows = _rows_per_pass(t, problem)
     return -(-t.cta_m // rows) + -(-t.cta_n // rows)
+
+
+def _rows_per_pass(t: _Tile, problem: ConvProblem) -> int:
+    """Rows of a slice that the block's threads bring at once."""
+    return max(1, t.threads * _load_bytes(problem) // (t.cta_k * problem.dtype.bytes))
 
 
 def _ceil_to(value: int, multiple: int) -> int:
