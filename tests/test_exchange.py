@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import stat
@@ -291,6 +292,19 @@ def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Pat
                 exchange.write(store, "csv", path)
             assert str(caught.value) == f"{path}: {reason}"
     assert [one.name for one in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_disk_that_fills_up_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "table.csv"
+    path.write_text("old")
+    monkeypatch.setattr(os, "fsync", full)
+    with Store(":memory:") as store, pytest.raises(StoreError, match=r"table\.csv: No space left on device$"):
+        exchange.write(store, "csv", path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_pipe_is_written_through(tmp_path: Path) -> None:

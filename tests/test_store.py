@@ -300,6 +300,19 @@ def test_merge_breaks_ties_by_what_is_written(store: Store) -> None:
     assert store.records() == [record(10.0, 0)]
 
 
+def test_a_device_described_in_several_ways_is_described_in_the_same_one_everywhere(store: Store) -> None:
+    described = [replace(GPU, l2_bytes=size) for size in (20, 9, 30)]
+    store.merge([record(10.0, device=spec) for spec in described[:2]])
+    assert store.records() == [record(10.0, device=described[1])]
+    # no conflict: a record is of the model, whatever is known about it
+    assert store.merge([record(10.0, device=described[2])]) == MergeReport(
+        added=0, replaced=0, unchanged=1, conflicts=0
+    )
+    assert store.records() == [record(10.0, device=described[1])]
+    store.merge([record(11.0, problem=layer(1), device=replace(GPU, l2_bytes=91))])
+    assert [one.device.l2_bytes for one in store.records()] == [91, 91]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_order_of_merges_changes_nothing(seed: int) -> None:
     base = many_records(60, seed)
