@@ -4,8 +4,7 @@
 // (r, s, c). A block computes a cta_m x cta_n tile; gemm_k passes through shared memory in slices of cta_k, rows swizzled in
 // 16-byte chunks so that ldmatrix has no bank conflicts. Padding and every ragged edge are zeros written on the way in.
 //
-// Config:  cta_m, cta_n, cta_k, warp_m, warp_n, stages, ahead, staging (0: through registers, 1: cp.async,
-//          2: cp.async by way of the first-level cache), split_k, raster_group.
+// Config:  cta_m, cta_n, cta_k, warp_m, warp_n, stages, ahead, staging (0: through registers, 1: cp.async), split_k, raster_group.
 // Problem: the layer's extents, `Element` (f16, bf16, s8), `Output`, and `wide` (offsets beyond 31 bits).
 #pragma once
 #include "epilogue.cuh"
@@ -333,10 +332,10 @@ struct IgemmMma {
 #pragma unroll
         for (int e = 0; e < 4; ++e) acc[i][j][e] = 0;
 
-    if constexpr (Config::staging != 0) {
+    if constexpr (Config::staging == 1) {
       u32 read = base, write = base;
       auto copy = [&](int, const Element* source, bool in, int place) {
-        ptx::cp_async<load_bytes, Config::staging == 2>(write + place, source, in);
+        ptx::cp_async<load_bytes>(write + place, source, in);
       };
 #pragma unroll
       for (int i = 0; i < Config::stages - 1; ++i) {

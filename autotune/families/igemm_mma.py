@@ -12,7 +12,7 @@ from autotune.families.family import Family, Knob, Launch, Source, constants
 from autotune.problem import ConvProblem, DType, Layout
 from autotune.trial import Config
 
-REGISTERS, CP_ASYNC, CP_ASYNC_CACHED = 0, 1, 2
+REGISTERS, CP_ASYNC = 0, 1
 
 _OUTPUTS = {
     DType.F16: (DType.F16, DType.F32),
@@ -60,10 +60,10 @@ class IgemmMma(Family):
         Knob(name="warp_m", candidates=(16, 32, 64, 128), meaning="output pixels of a warp's tile"),
         Knob(name="warp_n", candidates=(8, 16, 32, 64, 128), meaning="filters of a warp's tile"),
         Knob(name="stages", candidates=(2, 3, 4, 6), meaning="slices of r*s*c in shared memory"),
-        Knob(name="staging", candidates=(0, 1, 2), meaning="0: by registers, 1: cp.async, 2: cp.async by way of L1"),
+        Knob(name="staging", candidates=(REGISTERS, CP_ASYNC), meaning="0: to shared memory by registers, 1: by cp.async"),
         Knob(name="ahead", candidates=(0, 1), meaning="1: a slice's first fragments are read during the slice before"),
-        Knob(name="split_k", candidates=(1, 2, 4, 8, 16), meaning="blocks that share one tile's r*s*c"),
-        Knob(name="raster_group", candidates=(1, 4, 16), meaning="rows of tiles walked column by column"),
+        Knob(name="split_k", candidates=(1, 2, 4, 8), meaning="blocks that share one tile's r*s*c"),
+        Knob(name="raster_group", candidates=(1, 8), meaning="rows of tiles walked column by column"),
     )
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
@@ -105,10 +105,9 @@ class IgemmMma(Family):
         for shape in tiles:
             if self._illegal_tile(_Tile(*shape, 2, 0, 0, 1, 1), problem):
                 continue
-            grids = [(z, g) for z in split for g in raster]
-            grids = [g for g in grids if not self._illegal_grid(_Tile(*shape, 2, 0, 0, *g), problem, device)]
+            grids = [g for g in itertools.product(split, raster) if not self._illegal_grid(_Tile(*shape, 2, 0, 0, *g), problem, device)]
             for pipe in itertools.product(stages, staging, ahead):
-                if not self._illegal_pipeline(_Tile(*shape, *pipe, 1, 1), problem, device):
+                if grids and not self._illegal_pipeline(_Tile(*shape, *pipe, 1, 1), problem, device):
                     yield from ((*shape, *pipe, *grid) for grid in grids)
 
     def _illegal_tile(self, t: _Tile, problem: ConvProblem) -> str | None:
@@ -122,6 +121,9 @@ class IgemmMma(Family):
         row_bytes = t.cta_k * problem.dtype.bytes
         if not 32 <= row_bytes <= 128:
             return f"cta_k={t.cta_k} is {row_bytes} bytes of {problem.dtype}: 32 to 128 are possible"
+        channel_bytes = problem.C // problem.groups * problem.dtype.bytes
+        if row_bytes == 32 and channel_bytes % 64 == 0:
+            return f"cta_k={t.cta_k} uses half of a sector pair where {channel_bytes} bytes of channels allow more"
         filters = problem.K // problem.groups
         if t.cta_n > 8 and t.cta_n >= 2 * _ceil_to(filters, 8):
             return f"half of cta_n={t.cta_n} covers all {filters} filters of a group"
@@ -134,12 +136,10 @@ class IgemmMma(Family):
         return None
 
     def _illegal_pipeline(self, t: _Tile, problem: ConvProblem, device: DeviceSpec) -> str | None:
-        if t.staging != REGISTERS and device.sm < 80:
+        if t.staging == CP_ASYNC and device.sm < 80:
             return "cp.async needs sm_80"
-        if t.staging != REGISTERS and _load_bytes(problem) < 4:
+        if t.staging == CP_ASYNC and _load_bytes(problem) < 4:
             return "cp.async copies at least 4 bytes, and the channels of a pixel do not divide into them"
-        if t.staging == CP_ASYNC and _load_bytes(problem) < 16:
-            return "cp.async takes less than 16 bytes only by way of L1"
         if t.staging == REGISTERS and t.stages != 2:
             return "staging through registers has 2 stages"
         registers = self._registers(t, problem) + (self._held(t, problem) if t.staging == REGISTERS else 0)
@@ -157,8 +157,10 @@ class IgemmMma(Family):
         if t.raster_group > 1 and t.raster_group >= 2 * tiles_m:
             return f"half of raster_group={t.raster_group} covers all {tiles_m} rows of tiles"
         blocks = tiles_m * tiles_n * problem.groups
+        per_split = ceil(slices / t.split_k)
+        if t.stages > 2 and t.stages - 1 > per_split:
+            return f"{per_split} slices do not fill {t.stages} stages"
         if t.split_k > 1:
-            per_split = ceil(slices / t.split_k)
             if per_split < 2 or (t.split_k - 1) * per_split >= slices:
                 return f"{slices} slices are too few for split_k={t.split_k}"
             if blocks * t.split_k > 8 * device.sm_count:

@@ -73,12 +73,11 @@ struct Mma<s8> {
 };
 
 // Asynchronous copy of `bytes` (4, 8 or 16) to shared memory; zeros are written where `inside` is false.
-// `cached`: by way of the first-level cache, where a neighbouring tap may find it again (always so below 16 bytes).
-template <int bytes, bool cached>
+template <int bytes>
 __device__ __forceinline__ void cp_async(u32 target, const void* source, bool inside) {
 #if __CUDA_ARCH__ >= 800
   const int present = inside ? bytes : 0;
-  if constexpr (bytes == 16 && !cached)
+  if constexpr (bytes == 16)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(present) : "memory");
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(target), "l"(source), "r"(present), "n"(bytes) : "memory");
