@@ -272,6 +272,25 @@ def test_finalists_are_timed_again_together_and_their_winner_is_the_record(store
     assert len(names(store)) == 32
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_disturbed_finalists_are_timed_once_more_or_not_at_all(store: Store, replay: Replay, times: int) -> None:
+    close = {config(4, 2): 100.0, config(4, 3): 101.0, config(4, 4): 104.0}
+    replay.table = lambda c: close.get(c, 200.0 + c["tile"])
+
+    def disturbed(c: Config) -> float:
+        calm = {config(4, 2): 103.0, config(4, 3): 102.0, config(4, 4): 105.0}
+        return calm[c] * (30 if len(replay.retimed) <= times else 1)
+
+    replay.final = disturbed
+    result = tune(PROBLEM, store=store, trials=100, families=[GRID])
+    assert len(replay.retimed) == 2
+    expected = (config(4, 3), 102.0) if times == 1 else (config(4, 2), 100.0)
+    assert (result.best.config, result.best.time_us) == expected
+    stored = {t.config: t.measurement.time_us for t in result.trials if t.measurement}
+    assert min(stored.values()) == expected[1]
+    assert max(stored.values()) < 300
+
+
 def test_a_lone_finalist_just_measured_is_not_timed_again(store: Store, replay: Replay) -> None:
     result = tune(PROBLEM, store=store, trials=100, families=[GRID])
     assert replay.retimed == []

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 MAX_FINALISTS = 4
 WITHIN = 1.05  # times the fastest
+DISTURBED = 1.1  # times what the fastest took before: no candidate can be blamed for that
+ATTEMPTS = 2
 
 
 def settle(
@@ -21,17 +23,25 @@ def settle(
 ) -> Trial | None:
     """The winner among the ledger's trials of eligible configs, as it was measured last; None when none is correct.
 
-    A finalist that fails now is recorded as failed, and those behind it move up.
+    A finalist that fails now is recorded as failed, and those behind it move up. Where something disturbs the machine
+    every time, so that even the winner is slower than it was in this run, the first times decide.
     """
     while chosen := finalists([trial for trial in ledger.counted if trial.config in eligible]):
-        if len(chosen) == 1 and chosen[0] in ledger.measured:
+        measured = [trial for trial in chosen if trial in ledger.measured]
+        if len(chosen) == len(measured) == 1:
             return chosen[0]
-        again = bench.retime([trial.config for trial in chosen])
+        for _ in range(ATTEMPTS):
+            again = bench.retime([trial.config for trial in chosen])
+            correct = [trial for trial in again if trial.measurement]
+            disturbed = bool(correct and measured) and _fastest_us(correct) > DISTURBED * _fastest_us(measured)
+            if not disturbed:
+                break
         for trial in again:
-            ledger.update(trial)
-        correct = [trial for trial in again if trial.measurement]
+            if not (disturbed and trial.measurement):
+                ledger.update(trial)
         if correct:
-            return winner(correct, predict_us)
+            valid = {trial.config for trial in correct}
+            return winner([t for t in chosen if t.config in valid] if disturbed else correct, predict_us)
     return None
 
 
@@ -52,6 +62,10 @@ def winner(trials: Sequence[Trial], predict_us: Callable[[Config], float]) -> Tr
 def noise_us(measurement: Measurement) -> float:
     """Standard error of the median of n normal samples: 1.253 deviations over sqrt(n), a deviation being 0.741 IQR."""
     return 1.253 * 0.741 * measurement.spread_us / math.sqrt(measurement.samples)
+
+
+def _fastest_us(trials: Sequence[Trial]) -> float:
+    return min(_measurement(trial).time_us for trial in trials)
 
 
 def _measurement(trial: Trial) -> Measurement:

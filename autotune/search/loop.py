@@ -74,9 +74,12 @@ def tune(
 
         sampler = Sampler(space, seed, first, ledger.counted)
         while True:
-            for trial in ledger.refresh():
+            theirs = ledger.refresh()
+            for trial in theirs:
                 bench.drop(trial.config)
                 sampler.tell(trial)
+            if theirs:
+                sampler.diverge()
             over = seconds is not None and ledger.measured and time.monotonic() - start > seconds
             if over or not ledger.left:
                 bench.cancel()

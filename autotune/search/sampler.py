@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections import deque
 from collections.abc import Iterable
@@ -65,6 +66,11 @@ class Sampler:
             self._study.tell(number, trial.measurement.time_us)
         else:
             self._study.tell(number, state=TrialState.PRUNED)
+
+    def diverge(self) -> None:
+        """Go a way of its own: other processes search the same layer, perhaps from the same seed."""
+        random.SystemRandom().shuffle(self._first)
+        self._study.sampler.reseed_rng()
 
     def _propose(self, config: Config) -> Config:
         self._space.take(config)
