@@ -27,10 +27,11 @@ _CHUNK = 400  # layers in one statement; older SQLite takes 999 parameters
 
 
 class Store:
-    """Every trial and each layer's record, in an SQLite file (made if absent) or a PostgreSQL database.
+    """Every trial and each layer's record, in an SQLite file or a PostgreSQL database.
 
     location: a path, an SQLAlchemy URL, or None: the environment's AUTOTUNE_DB, else ``tuning.db`` in the user's data
-    directory. A file that cannot be written, or whose directory cannot, is opened for look-ups only.
+    directory. A file that is absent is made, its directories too; an empty one is refused. A file that cannot be written,
+    or whose directory cannot, is opened for look-ups only.
 
     Several threads may share a store, and so may a forked child, which gets connections of its own. A device argument
     is a ``DeviceSpec``, a usable ``Device``, or a text: see ``lookup.device_key``, whose ValueError passes through.
