@@ -30,7 +30,7 @@ class Store:
     """Every trial and each layer's record, in an SQLite file or a PostgreSQL database.
 
     location: a path, an SQLAlchemy URL, or None: the environment's AUTOTUNE_DB, else ``tuning.db`` in the user's data
-    directory. A file that is absent is made, its directories too; an empty one is refused. A file that cannot be written,
+    directory. An absent file is made, its directories too; an empty one is refused. A file that cannot be written,
     or whose directory cannot, is opened for look-ups only.
 
     Several threads may share a store, and so may a forked child, which gets connections of its own. A device argument
