@@ -1,6 +1,7 @@
 """Finds, checks and remembers the fastest kernel for each convolution layer.
 
-The names below are loaded on first use: ``import autotune`` itself needs no GPU, no driver, no compiler and little time.
+The names below are loaded on first use: ``import autotune`` itself needs no GPU, no driver, no compiler and little
+time.
 """
 
 from __future__ import annotations
@@ -37,7 +38,12 @@ __all__ = [
     "tune",
 ]
 
-_LAZY = {"Store": "autotune.store", "Dispatcher": "autotune.dispatch", "tune": "autotune.search", "devices": "autotune.backends"}
+_LAZY = {
+    "Store": "autotune.store",
+    "Dispatcher": "autotune.dispatch",
+    "tune": "autotune.search",
+    "devices": "autotune.backends",
+}
 
 
 def __getattr__(name: str) -> object:

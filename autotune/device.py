@@ -12,8 +12,8 @@ class DeviceSpec:
     """A device model. kind: ``cuda`` or ``cpu``. name: the model's name as its driver states it.
 
     arch: what the compiler is told (``sm_90a``, ``x86-64-avx512``). compute_capability: (major, minor), (0, 0) on cpu.
-    sm_count: multiprocessors, or cores that this process may use. smem_per_cta, smem_per_sm: bytes of shared memory that
-    one thread block may ask for and that a multiprocessor has (0 on cpu). l2_bytes: last-level cache.
+    sm_count: multiprocessors, or cores that this process may use. smem_per_cta, smem_per_sm: bytes of shared memory
+    that one thread block may ask for and that a multiprocessor has (0 on cpu). l2_bytes: last-level cache.
     vector_bytes: bytes of one SIMD register (0 on cuda). bytes_per_s: sustained memory rate, read plus write.
     rates: sustained operations per second by dtype, a multiply-add counted as two.
     """
@@ -48,7 +48,7 @@ class DeviceSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """An entry of ``devices()``: ``id`` as the command line takes it, and its spec, or the reason why it cannot be used."""
+    """An entry of ``devices()``: ``id`` as the command line takes it, and its spec or why it cannot be used."""
 
     id: str
     spec: DeviceSpec | None = None

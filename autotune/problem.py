@@ -34,7 +34,7 @@ class DType(StrEnum):
 
     @classmethod
     def of(cls, value: object) -> DType:
-        """The dtype meant by a canonical name, a common alias, or a NumPy, CuPy or torch dtype; ValueError otherwise."""
+        """The dtype meant by a name, a common alias, or a NumPy, CuPy or torch dtype; ValueError otherwise."""
         name = getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
         text = str(value if isinstance(value, str) else name).lower().removeprefix("torch.")
         if text in _DTYPE_ALIASES:
@@ -86,7 +86,8 @@ class Epilogue:
 
     bias: a float32 vector of K values is added. residual: a tensor of the output's shape and layout is added.
     activation: one of ``ACTIVATIONS``. scale: ``none``, ``tensor`` (one float32) or ``channel`` (K float32 values),
-    multiplied first. out_dtype: the output's element type; None means the input's (s8: s32 without a scale, s8 with one).
+    multiplied first. out_dtype: the output's element type; None means the input's (s8: s32 without a scale, s8 with
+    one).
 
     Rounding: f16 and bf16 outputs are rounded to nearest even once, after float32 arithmetic. f32 stores the
     accumulator. s8 inputs accumulate exactly in s32; an f32 output is the accumulator rounded to nearest even.
@@ -177,8 +178,8 @@ class ConvProblem:
     Equal when they mean the same layer: spellings are normalised, the output dtype is resolved, and the dilation of a
     filter axis of extent 1, which changes nothing, is 1.
 
-    Raises ValueError, in one line, for a size below 1 (N may be 0), a negative padding, groups that do not divide, or an
-    output extent below 1.
+    Raises ValueError, in one line, for a size below 1 (N may be 0), a negative padding, groups that do not divide, or
+    an output extent below 1.
     """
 
     N: int
@@ -222,8 +223,8 @@ class ConvProblem:
             if number < (0 if name == "N" else 1):
                 raise ValueError(f"{name} must be at least {0 if name == 'N' else 1}, not {number}")
             put(self, name, number)
-        for name, value in (("stride", stride), ("dilation", dilation)):
-            pair = _integers(name, value, (1, 2))
+        for name, pairs in (("stride", stride), ("dilation", dilation)):
+            pair = _integers(name, pairs, (1, 2))
             if min(pair) < 1:
                 raise ValueError(f"{name} must be at least 1, not {min(pair)}")
             put(self, name, (pair[0], pair[-1]))
@@ -313,7 +314,7 @@ class ConvProblem:
 
     @property
     def min_bytes(self) -> int:
-        """Compulsory memory traffic: activation and filter read once, output written once, epilogue operands read once."""
+        """Compulsory memory traffic: each operand of layer and epilogue read once, the output written once."""
         e = self.epilogue
         operands = 4 * self.K * e.bias + 4 * {"none": 0, "tensor": 1, "channel": self.K}[e.scale]
         residual = self.output_bytes if e.residual else 0

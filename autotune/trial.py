@@ -1,4 +1,4 @@
-"""How a layer was run and what came of it: config, status, measurement, trial, record; values every layer may import."""
+"""How a layer was run and what came of it: config, status, measurement, trial and record, as values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Config:
 
     @property
     def name(self) -> str:
-        """Family and every knob: ``igemm_mma-cta128x64x32-warp64x32-stages4-...`` (knobs ``x_m, x_n, x_k`` are joined)."""
+        """Family and every knob, as in ``igemm_mma-cta128x64x32-warp64x32-stages4-...``."""
         parts: list[str] = []
         axis_of = re.compile(r"(\w+)_[mnk]")
         last = ""

@@ -44,7 +44,8 @@ def devices() -> list[Device]:
 
 
 def find(device: str | Device | DeviceSpec = "auto") -> Device:
-    """The device meant by ``auto`` (first usable CUDA device, else cpu), ``cpu``, ``cuda``, ``cuda:I``, or a listed device.
+    """The device meant by ``auto`` (first usable CUDA device, else cpu), ``cpu``, ``cuda``, ``cuda:I``, or a listed
+    device.
 
     NoDevice, in one line, when it is absent or cannot be used; ValueError when the text has another form.
     """

@@ -80,7 +80,7 @@ class Compiler(ABC):
 
 
 class Backend(ABC):
-    """One device, in one process. Arrays are NumPy arrays on cpu and CuPy arrays on cuda; raw buffers have dtype uint8."""
+    """One device, in one process. Arrays are NumPy's on cpu and CuPy's on cuda; raw buffers have dtype uint8."""
 
     spec: DeviceSpec
     condition: str  # Measurement.condition of what ``time`` returns
@@ -108,7 +108,7 @@ class Backend(ABC):
 
     @abstractmethod
     def randomize(self, buffer: Any, dtype: DType, seed: int, deviation: float) -> None:
-        """Fill a uint8 buffer with elements of ``dtype``: normal with this standard deviation; s8: uniform, -128..127."""
+        """Fill a buffer with elements of ``dtype``: normal with this standard deviation; s8: uniform, -128..127."""
 
     @abstractmethod
     def reference(self, problem: ConvProblem, activation: Any, filter: Any) -> Any:
@@ -120,7 +120,7 @@ class Backend(ABC):
 
     @abstractmethod
     def time(self, kernel: Kernel, operands: Sequence[Operands], launches: int, samples: int) -> list[float]:
-        """Microseconds a launch of each of ``samples`` repetitions of ``launches`` launches over the operands in turn."""
+        """Microseconds a launch, one value for each of ``samples`` runs of ``launches`` launches over the operands."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -142,6 +142,10 @@ class Backend(ABC):
     @abstractmethod
     def new_output(self, problem: ConvProblem) -> Any:
         """A new array for the layer's output, in the caller's array type, shape and dtype."""
+
+    @abstractmethod
+    def is_capturing(self) -> bool:
+        """True while the caller's current stream is being captured into a graph: no kernel can be loaded then."""
 
     @abstractmethod
     def stream_key(self) -> int:

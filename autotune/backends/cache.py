@@ -24,7 +24,8 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 @cache
 def directory() -> Path:
-    """Where binaries are kept: AUTOTUNE_CACHE, else the user's cache directory, else a directory that dies with the host's
+    """Where binaries are kept: AUTOTUNE_CACHE, else the user's cache directory, else a directory that dies with the
+    host's
     temporary files."""
     wanted = Path(os.environ.get("AUTOTUNE_CACHE") or platformdirs.user_cache_path("conv-autotune"))
     try:
@@ -35,7 +36,7 @@ def directory() -> Path:
         return Path(tempfile.mkdtemp(prefix="conv-autotune-"))
 
 
-def include_directories(source: Source) -> tuple[Path, ...]:
+def include_directories() -> tuple[Path, ...]:
     """Where ``#include "..."`` of a source is looked up."""
     return (folder("kernels"), folder("kernels") / "include")
 
@@ -43,7 +44,7 @@ def include_directories(source: Source) -> tuple[Path, ...]:
 def digest(source: Source) -> str:
     """SHA-256 of the files that the source includes, directly or not, in the order first met."""
     total = hashlib.sha256()
-    for path in _included(source.text, include_directories(source)):
+    for path in _included(source.text, include_directories()):
         total.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return total.hexdigest()
 
@@ -55,7 +56,9 @@ def _included(text: str, directories: tuple[Path, ...]) -> list[Path]:
         for name in _INCLUDE.findall(pending.pop()):
             path = next((d / name for d in directories if (d / name).is_file()), None)
             if path is None:
-                raise FileNotFoundError(f"a kernel includes {name}, which is in none of {', '.join(map(str, directories))}")
+                raise FileNotFoundError(
+                    f"a kernel includes {name}, which is in none of {', '.join(map(str, directories))}"
+                )
             if path not in found:
                 found[path] = None
                 pending.append(path.read_text())

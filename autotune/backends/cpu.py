@@ -170,6 +170,9 @@ class CpuBackend(Backend):
     def new_output(self, problem: ConvProblem) -> NDArray[Any]:
         return np.empty(problem.output_shape, STORAGE[problem.out_dtype])
 
+    def is_capturing(self) -> bool:
+        return False
+
     def stream_key(self) -> int:
         return threading.get_ident()
 

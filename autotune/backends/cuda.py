@@ -34,7 +34,14 @@ _INSTALL = "pip install 'conv-autotune[cuda13]' (or [cuda12] for a driver before
 _MEASURED = {
     "NVIDIA H200": (
         4.28e12,
-        ((DType.F16, 790e12), (DType.BF16, 790e12), (DType.S8, 1580e12), (DType.E4M3, 1580e12), (DType.TF32, 395e12), (DType.F32, 60e12)),
+        (
+            (DType.F16, 790e12),
+            (DType.BF16, 790e12),
+            (DType.S8, 1580e12),
+            (DType.E4M3, 1580e12),
+            (DType.TF32, 395e12),
+            (DType.F32, 60e12),
+        ),
     ),
 }
 # Dense f16 operations a clock of one multiprocessor, by compute capability (CUDA C++ Programming Guide, arithmetic
@@ -66,12 +73,18 @@ def _spec(device: Any) -> DeviceSpec:
     p = device.properties
     major, minor = p.compute_capability_major, p.compute_capability_minor
     clock_hz, sms = p.clock_rate * 1e3, p.multiprocessor_count
+    rates: tuple[tuple[DType, float], ...]
     if device.name in _MEASURED:
         bytes_per_s, rates = _MEASURED[device.name]
     else:
         bytes_per_s = 0.9 * 2 * p.memory_clock_rate * 1e3 * p.global_memory_bus_width / 8
         sm = major * 10 + minor
-        f16 = 0.8 * sms * clock_hz * _F16_PER_CLOCK.get(sm, _F16_PER_CLOCK[max(k for k in _F16_PER_CLOCK if k <= max(sm, 75))])
+        f16 = (
+            0.8
+            * sms
+            * clock_hz
+            * _F16_PER_CLOCK.get(sm, _F16_PER_CLOCK[max(k for k in _F16_PER_CLOCK if k <= max(sm, 75))])
+        )
         rates = ((DType.F16, f16), (DType.BF16, f16), (DType.S8, 2 * f16), (DType.F32, 0.8 * sms * clock_hz * 256))
     return DeviceSpec(
         kind="cuda",
@@ -118,7 +131,7 @@ class CudaCompiler(Compiler):
                         arch=self._arch,
                         std="c++17",
                         lineinfo=True,
-                        include_path=[str(d) for d in binaries.include_directories(source)],
+                        include_path=[str(d) for d in binaries.include_directories()],
                         ptxas_options=["-v"],
                     ),
                 )
@@ -205,7 +218,9 @@ class CudaBackend(Backend):
             if smem_bytes > 40 * 1024:
                 attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 handle = self._driver.CUkernel(int(kernel.handle))
-                (status,) = self._driver.cuKernelSetAttribute(attribute, smem_bytes, handle, self._driver.CUdevice(self.index))
+                (status,) = self._driver.cuKernelSetAttribute(
+                    attribute, smem_bytes, handle, self._driver.CUdevice(self.index)
+                )
                 if int(status) != 0:
                     raise ConstraintsError(f"{smem_bytes} bytes of shared memory are refused: {status.name}")
         except OSError as error:
@@ -222,6 +237,9 @@ class CudaBackend(Backend):
 
     def stream_key(self) -> int:
         return int(self._cupy.cuda.get_current_stream(self.index).ptr)
+
+    def is_capturing(self) -> bool:
+        return bool(self._cupy.cuda.get_current_stream(self.index).is_capturing())
 
     def allocate(self, nbytes: int) -> Any:
         with self._current():
@@ -240,7 +258,9 @@ class CudaBackend(Backend):
         if not buffer.nbytes:
             return True
         others = self._zeros(1)
-        self._run("count_other_bytes", DType.S8, DType.S32, buffer.nbytes, buffer, _s64(buffer.nbytes), _s32(byte), others)
+        self._run(
+            "count_other_bytes", DType.S8, DType.S32, buffer.nbytes, buffer, _s64(buffer.nbytes), _s32(byte), others
+        )
         return int(self._host(others)[0]) == 0
 
     def randomize(self, buffer: Any, dtype: DType, seed: int, deviation: float) -> None:
@@ -254,7 +274,22 @@ class CudaBackend(Backend):
             raise ValueError(f"the device's reference works in nhwc, not {p.layout}")
         count = p.N * p.P * p.Q * p.K
         value, magnitude = self.allocate(8 * count), self.allocate(4 * count)
-        sizes = (p.N, p.C, p.H, p.W, p.K, p.R, p.S, p.P, p.Q, p.groups, *p.stride, p.padding[0], p.padding[2], *p.dilation)
+        sizes = (
+            p.N,
+            p.C,
+            p.H,
+            p.W,
+            p.K,
+            p.R,
+            p.S,
+            p.P,
+            p.Q,
+            p.groups,
+            *p.stride,
+            p.padding[0],
+            p.padding[2],
+            *p.dilation,
+        )
         self._run("reference", p.dtype, p.out_dtype, count, activation, filter, value, magnitude, *map(_s64, sizes))
         return value, magnitude
 

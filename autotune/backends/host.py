@@ -118,7 +118,7 @@ def _compile(
     def build(target: Path) -> CompiledKernel:
         text = target.with_suffix(".c")
         text.write_text(source.text)
-        includes = [f"-I{directory}" for directory in cache.include_directories(source)]
+        includes = [f"-I{directory}" for directory in cache.include_directories()]
         try:
             status, log = _run([*command, *flags, *includes, "-o", str(target), str(text)])
         except subprocess.TimeoutExpired:

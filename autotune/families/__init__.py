@@ -12,7 +12,21 @@ from autotune.problem import ConvProblem
 
 FAMILIES: tuple[Family, ...] = (IgemmMma(), DirectCpu())
 
-__all__ = ["FAMILIES", "Family", "Knob", "Launch", "Source", "family_named", "supporting", "why_unsupported"]
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "Knob",
+    "Launch",
+    "Source",
+    "Unsupported",
+    "family_named",
+    "supporting",
+    "why_unsupported",
+]
+
+
+class Unsupported(ValueError):
+    """No kernel family can run the layer on the device; one line with each family's reason."""
 
 
 def family_named(name: str, families: Sequence[Family] = FAMILIES) -> Family | None:
@@ -29,7 +43,7 @@ def supporting(problem: ConvProblem, device: DeviceSpec, families: Sequence[Fami
 def why_unsupported(problem: ConvProblem, device: DeviceSpec, families: Sequence[Family] = FAMILIES) -> str:
     """One line: why no family can run the layer on the device."""
     reasons = [
-        f"{family.name}: {family.unsupported(problem, device) or 'no legal config'}"
+        family.unsupported(problem, device) or f"{family.name} has no legal config"
         for family in families
         if family.kind == device.kind
     ]

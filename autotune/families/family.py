@@ -25,7 +25,7 @@ class Knob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What the compiler gets: ``stem`` names the file in kernels/ that ``text`` includes; ``entry`` is the function's name."""
+    """What the compiler gets. stem: of the file in kernels/ that ``text`` includes. entry: the function's name."""
 
     language: str  # "cuda" or "c"
     stem: str
@@ -35,9 +35,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How a compiled config is run. On cuda: grid and block (x only), dynamic shared memory; on cpu grid and block are 1.
+    """How a compiled config is run. On cuda: grid and block (x only), dynamic shared memory; on cpu grid and block
+    are 1.
 
-    workspace_bytes: device memory beyond the operands, which the caller provides, 256-byte aligned and zeroed once when it
+    workspace_bytes: device memory beyond the operands, which the caller provides, 256-byte aligned and zeroed once
+    when it
     is allocated; a kernel leaves its counters at zero. arguments: the kernel's parameters in order, each one of
     ``activation``, ``filter``, ``output``, ``workspace`` (pointers).
     """
@@ -124,7 +126,9 @@ def _configs(family: Family, problem: ConvProblem, device: DeviceSpec) -> tuple[
 def constants(struct: str, values: Mapping[str, int | bool | str]) -> str:
     """A C++ struct that is a template's parameter: numbers become ``static constexpr`` members, texts type aliases."""
     lines = [
-        f"  using {name} = {value};" if isinstance(value, str) else f"  static constexpr {_ctype(value)} {name} = {value:d};"
+        f"  using {name} = {value};"
+        if isinstance(value, str)
+        else f"  static constexpr {_ctype(value)} {name} = {value:d};"
         for name, value in values.items()
     ]
     return "\n".join([f"struct {struct} {{", *lines, "};"])

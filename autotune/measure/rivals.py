@@ -12,9 +12,10 @@ from autotune.problem import ConvProblem, DType, Layout
 class Cudnn:
     """The plans of one layer with the identity epilogue: heuristic modes A, B and fallback, all that can be built.
 
-    Iterating gives (name, kernel) for each plan; a plan that cuDNN cannot build or run raises when called. Kernels run on
-    the stream that is current when they are called. NoDevice when the cuDNN frontend is not installed; ValueError, in one
-    line, when cuDNN has no plan for the layer.
+    Iterating gives (name, kernel) for each plan; a plan that cuDNN cannot build or run raises when called. Kernels
+    run on
+    the stream that is current when they are called. NoDevice when the cuDNN frontend is not installed; ValueError, in
+    one line, when cuDNN has no plan for the layer.
     """
 
     def __init__(self, problem: ConvProblem) -> None:

@@ -1,0 +1,336 @@
+"""From a problem to a launched kernel: the best known config that is legal here, and how good the match was."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from autotune.backends import (
+    Backend,
+    CompileError,
+    ConstraintsError,
+    Kernel,
+    Operands,
+    compiler_for,
+    find,
+    open_backend,
+)
+from autotune.device import Device, DeviceSpec
+from autotune.families import FAMILIES, Family, Unsupported, family_named, supporting, why_unsupported
+from autotune.problem import ConvProblem, DType, Epilogue, IntPair, Layout
+from autotune.store import StoreError
+from autotune.store.similar import similar
+from autotune.trial import Config, Record
+
+if TYPE_CHECKING:
+    from autotune.store import Store
+
+__all__ = ["Choice", "Dispatcher", "NotTuned", "Unsupported"]
+
+MAX_DISTANCE = 4.0  # beyond it a tuned layer's config says nothing: each factor of e in one extent counts 1
+
+
+class NotTuned(UserWarning):
+    """A layer is served by another layer's config or by a default, or its record cannot be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A config proven legal for a problem on a device. match: ``exact``, ``nearest`` or ``default``.
+
+    why: one line. record: the stored record that it comes from; None for a default. workspace_bytes: device memory that
+    a launch needs beyond the operands; the dispatcher keeps one workspace a stream.
+    """
+
+    problem: ConvProblem
+    device: DeviceSpec
+    config: Config
+    match: str
+    why: str
+    record: Record | None = None
+    workspace_bytes: int = 0
+
+    @property
+    def family(self) -> str:
+        return self.config.family
+
+    @property
+    def time_us(self) -> float | None:
+        """The measured time of an exact match in microseconds; None where this layer was not measured."""
+        return self.record.time_us if self.record is not None and self.match == "exact" else None
+
+    @property
+    def verified(self) -> bool:
+        """True when this config was compared with the reference on this very layer."""
+        return self.match == "exact" and self.record is not None and self.record.verified
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    problem: ConvProblem
+    choice: Choice
+    kernel: Kernel
+    workspaces: dict[int, Any]
+
+
+class Dispatcher:
+    """Answers which config runs a layer, and runs it, on one device.
+
+    store: where records are looked up, each layer once. device: as in ``find``. A layer that is not tuned is served by
+    the nearest tuned layer's config, or by a default, with one ``NotTuned`` warning; so is everything when the database
+    fails. Threads may share a dispatcher; a forked process may not use its parent's to run kernels.
+
+    Raises NoDevice when the device is absent, ValueError when its text has another form.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        device: str | Device | DeviceSpec = "auto",
+        *,
+        families: Sequence[Family] = FAMILIES,
+    ) -> None:
+        self._store = store
+        self._device = find(device)
+        assert self._device.spec is not None
+        self._spec = self._device.spec
+        self._families = families
+        self._choices: dict[ConvProblem, Choice] = {}
+        self._ready: dict[ConvProblem, _Ready] = {}
+        self._calls: dict[tuple[object, ...], ConvProblem] = {}
+        self._lock = threading.RLock()
+        self._backend: Backend | None = None
+        self._process = os.getpid()
+
+    @property
+    def device(self) -> DeviceSpec:
+        """The device that this dispatcher serves."""
+        return self._spec
+
+    def select(self, problem: ConvProblem) -> Choice:
+        """The config for a layer; never compiles or measures. A layer seen before costs a dictionary look-up.
+
+        Raises Unsupported, in one line, when no family can run the layer on the device.
+        """
+        try:
+            return self._choices[problem]
+        except KeyError:
+            pass  # not seen before: looked up below, outside the handler
+        with self._lock:
+            choice = next(self._candidates(problem))
+            self._choices[problem] = choice
+        if choice.match != "exact":
+            warnings.warn(f"{problem}: {choice.why}", NotTuned, stacklevel=2)
+        return choice
+
+    def warmup(self, problems: Iterable[ConvProblem]) -> None:
+        """Compile and load the kernels of these layers for the calling thread's current stream.
+
+        Afterwards ``conv2d`` on them neither compiles nor reads the database, and can be captured in a CUDA graph.
+        """
+        for problem in problems:
+            if problem.N:
+                self._workspace(self._prepare(problem))
+
+    def conv2d(
+        self,
+        x: Any,
+        w: Any,
+        bias: Any = None,
+        residual: Any = None,
+        *,
+        stride: IntPair = 1,
+        padding: IntPair = 0,
+        dilation: IntPair = 1,
+        groups: int = 1,
+        layout: str = Layout.NHWC,
+        activation: str = "identity",
+        out_dtype: object = None,
+        out: Any = None,
+    ) -> Any:
+        """Convolve on the caller's current stream.
+
+        x: activation, NHWC (layout nchw: NCHW). w: filter, KRSC with C / groups channels (KCRS). The dtype is x's. out:
+        where to write, contiguous, of the output's shape and dtype; a new array when None. Returns the output, NPQK
+        (NKPQ). Arrays are CuPy's on cuda and NumPy's on cpu; those that are not contiguous or aligned are copied.
+
+        Raises ValueError, in one line, for operands that do not fit together, Unsupported when no family can run the
+        layer, and RuntimeError when the layer is not warm while the stream is being captured, or after a fork.
+        """
+        form = (x.shape, w.shape, x.dtype, stride, padding, dilation, groups, layout, activation, out_dtype)
+        key = (*form, bias is None, residual is None)
+        try:
+            problem = self._calls[key]
+        # an unhashable argument, such as a list of strides, is as good as a new one
+        except (KeyError, TypeError):
+            problem = _problem(*form, bias=bias is not None, residual=residual is not None)
+            if all(not isinstance(part, list) for part in key):
+                self._calls[key] = problem
+        backend = self._open()
+        activations, filters = backend.bytes_of("activation", x, problem), backend.bytes_of("filter", w, problem)
+        output = backend.new_output(problem) if out is None else out
+        if problem.N == 0:
+            return output
+        ready = self._ready.get(problem) or self._prepare(problem)
+        target = backend.bytes_of("output", output, problem)
+        if not _shares(target, output):
+            raise ValueError("out must be contiguous and aligned to 16 bytes")
+        ready.kernel(Operands(activation=activations, filter=filters, output=target, workspace=self._workspace(ready)))
+        return output
+
+    def _candidates(self, problem: ConvProblem) -> Iterator[Choice]:
+        """Choices for a layer, best first; Unsupported when there is none."""
+        served = replace(problem, N=1) if problem.N == 0 else problem
+        families = supporting(served, self._spec, self._families)
+        if not families:
+            raise Unsupported(why_unsupported(served, self._spec, self._families))
+        seen: set[Config] = set()
+        for config, match, why, record in self._known(problem):
+            if config not in seen and self._legal(config, served):
+                seen.add(config)
+                yield self._choice(problem, served, config, match, why, record)
+        every = [config for family in families for config in self._defaults(family, served)]
+        for config in sorted(every, key=lambda c: self._family(c).predict_us(c, served, self._spec)):
+            if config not in seen:
+                seen.add(config)
+                yield self._choice(
+                    problem, served, config, "default", f"no tuned layer is near: {config.family}'s default", None
+                )
+
+    def _known(self, problem: ConvProblem) -> Iterator[tuple[Config, str, str, Record]]:
+        """Configs of stored records that may serve the layer, best first."""
+        try:
+            record = self._store.best(problem, self._spec)
+            if record is not None:
+                yield record.config, "exact", f"tuned on {record.provenance.created_at[:10]}", record
+            for apart, other in similar(self._store, problem, self._spec):
+                same = (other.problem.layout, other.problem.epilogue) == (problem.layout, problem.epilogue)
+                if same and apart <= MAX_DISTANCE:
+                    yield other.config, "nearest", f"the config of {other.problem}, distance {apart:.2f}", other
+        except StoreError as error:
+            warnings.warn(f"defaults serve, since the database cannot be read: {error}", NotTuned, stacklevel=4)
+
+    def _defaults(self, family: Family, problem: ConvProblem) -> Sequence[Config]:
+        return family.configs(problem, self._spec)[:8]
+
+    def _choice(
+        self, problem: ConvProblem, served: ConvProblem, config: Config, match: str, why: str, record: Record | None
+    ) -> Choice:
+        launch = self._family(config).launch(config, served, self._spec)
+        return Choice(
+            problem=problem,
+            device=self._spec,
+            config=config,
+            match=match,
+            why=why,
+            record=record,
+            workspace_bytes=launch.workspace_bytes,
+        )
+
+    def _legal(self, config: Config, problem: ConvProblem) -> bool:
+        family = family_named(config.family, self._families)
+        return family is not None and family.legal(config, problem, self._spec) is None
+
+    def _family(self, config: Config) -> Family:
+        family = family_named(config.family, self._families)
+        assert family is not None
+        return family
+
+    def _open(self) -> Backend:
+        if os.getpid() != self._process:
+            raise RuntimeError("a dispatcher does not follow a fork: make one in the child process")
+        if self._backend is None:
+            with self._lock:
+                self._backend = self._backend or open_backend(self._device)
+        return self._backend
+
+    def _prepare(self, problem: ConvProblem) -> _Ready:
+        """Compile and load the layer's kernel; a config that fails is passed over, with one warning."""
+        backend = self._open()
+        with self._lock:
+            if problem in self._ready:
+                return self._ready[problem]
+            if backend.is_capturing():
+                raise RuntimeError(f"{problem} is not warm, and its stream is being captured: call warmup before")
+            self.select(problem)
+            compiler = compiler_for(self._spec)
+            failure: Exception | None = None
+            for choice in self._candidates(problem):
+                family = self._family(choice.config)
+                try:
+                    compiled = compiler.compile(family.source(choice.config, problem, self._spec))
+                    kernel = backend.load(compiled, family.launch(choice.config, problem, self._spec))
+                except (CompileError, ConstraintsError) as error:
+                    failure = error
+                    reason = str(error).splitlines()[0]
+                    warnings.warn(f"{problem}: {choice.config} cannot be used: {reason}", NotTuned, stacklevel=3)
+                    continue
+                ready = self._ready[problem] = _Ready(problem, choice, kernel, {})
+                self._choices[problem] = choice
+                return ready
+            raise Unsupported(f"no config of {problem} can be built on {self._spec.name}: {failure}") from failure
+
+    def _workspace(self, ready: _Ready) -> Any:
+        """The workspace of the current stream, zeroed when it is made; None when the kernel needs none."""
+        if not ready.choice.workspace_bytes:
+            return None
+        backend = self._open()
+        stream = backend.stream_key()
+        if stream not in ready.workspaces:
+            workspace = backend.allocate(ready.choice.workspace_bytes)
+            backend.fill(workspace, 0)
+            ready.workspaces[stream] = workspace
+        return ready.workspaces[stream]
+
+
+def _problem(
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    dtype: object,
+    stride: IntPair,
+    padding: IntPair,
+    dilation: IntPair,
+    groups: int,
+    layout: str,
+    activation: str,
+    out_dtype: object,
+    *,
+    bias: bool,
+    residual: bool,
+) -> ConvProblem:
+    """The layer that a call describes; ValueError when filter and activation do not fit together."""
+    if len(x) != 4 or len(w) != 4:
+        raise ValueError(f"activation and filter have four axes, not {len(x)} and {len(w)}")
+    nhwc = str(layout).lower() != Layout.NCHW
+    n, h, width, c = x if nhwc else (x[0], x[2], x[3], x[1])
+    k, r, s, depth = w if nhwc else (w[0], w[2], w[3], w[1])
+    if depth * groups != c:
+        raise ValueError(f"the filter has {depth} channels in {groups} groups, the activation {c}")
+    return ConvProblem(
+        **{"N": n, "C": c, "H": h, "W": width, "K": k, "R": r, "S": s, "groups": groups},
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        dtype=dtype,
+        layout=layout,
+        epilogue=Epilogue(
+            bias=bias,
+            residual=residual,
+            activation=activation,
+            out_dtype=None if out_dtype is None else DType.of(out_dtype),
+        ),
+    )
+
+
+def _shares(flat: Any, array: Any) -> bool:
+    """Whether a flat view still is the caller's memory, not a copy."""
+    return bool(_address(flat) == _address(array))
+
+
+def _address(array: Any) -> int:
+    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
+    return int(interface["data"][0])
