@@ -78,6 +78,10 @@ class Measurement:
     launches: int
     condition: str
 
+    def __post_init__(self) -> None:
+        if not 0 < self.time_us < float("inf"):
+            raise ValueError(f"{self.time_us} us is not a time")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
@@ -118,8 +122,6 @@ class Trial:
     def __post_init__(self) -> None:
         if (self.status is Status.CORRECT) != (self.measurement is not None):
             raise ValueError(f"a trial is measured exactly when it is correct: {self.config} is {self.status}")
-        if self.measurement is not None and not 0 < self.measurement.time_us < float("inf"):
-            raise ValueError(f"{self.measurement.time_us} us is not a time: {self.config}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

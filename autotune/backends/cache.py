@@ -27,12 +27,13 @@ def directory() -> Path:
     """Where binaries are kept: AUTOTUNE_CACHE, else the user's cache directory, else a directory that dies with the
     host's
     temporary files."""
-    wanted = Path(os.environ.get("AUTOTUNE_CACHE") or platformdirs.user_cache_path("conv-autotune"))
     try:
+        wanted = Path(os.environ.get("AUTOTUNE_CACHE") or platformdirs.user_cache_path("conv-autotune"))
         wanted.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=wanted):
             return wanted
-    except OSError:
+    # platformdirs raises RuntimeError where there is no home directory
+    except (OSError, RuntimeError):
         return Path(tempfile.mkdtemp(prefix="conv-autotune-"))
 
 
