@@ -115,6 +115,9 @@ class NumPyBackend(Backend):
     def new_output(self, problem: ConvProblem) -> Any:
         raise NotImplementedError
 
+    def is_capturing(self) -> bool:
+        raise NotImplementedError
+
     def stream_key(self) -> int:
         raise NotImplementedError
 

@@ -112,14 +112,10 @@ class Workbench:
         """Queue a legal config."""
         self._queued.append(self._job(config, run=True))
 
-    def drop(self, config: Config) -> bool:
-        """Forget a submitted config unless it is being compiled or run; True if it was forgotten."""
-        for jobs in (self._queued, self._compiled):
-            for job in jobs:
-                if job.config == config:
-                    jobs.remove(job)
-                    return True
-        return False
+    def drop(self, config: Config) -> None:
+        """Forget a submitted config, unless it is just being compiled or run."""
+        self._queued = deque(job for job in self._queued if job.config != config)
+        self._compiled = deque(job for job in self._compiled if job.config != config)
 
     def cancel(self) -> None:
         """Forget every submitted config but the one that is running."""
@@ -190,7 +186,8 @@ class Workbench:
 
     def _assign(self, best_us: float | None) -> None:
         """Give idle children work."""
-        if not (self._takes_turns and (self._running or self._compiled)):
+        timing = self._running is not None or (bool(self._compiled) and not self._preparing)
+        if not (self._takes_turns and timing):
             starting = sum(job is None for job in self._compiling.values())
             while self._queued and self._idle:
                 worker, job = self._idle.pop(), self._queued.popleft()
@@ -223,12 +220,13 @@ class Workbench:
         return True
 
     def _take_compiled(self, worker: Worker) -> None:
-        job = self._compiling.pop(worker)
+        job = self._compiling[worker]
         try:
             answer = worker.answer()
         except FAILURES as failure:
             if job is None:
                 raise NoDevice(f"the compiler cannot be started: {failure}") from failure
+            del self._compiling[worker]
             job.outcome = failure
             if leaves_child_healthy(failure):
                 self._idle.append(worker)
@@ -237,6 +235,7 @@ class Workbench:
             if job.run:
                 self._finished.append(job)
             return
+        del self._compiling[worker]
         self._idle.append(worker)
         if job is None:
             self._compiler = answer
