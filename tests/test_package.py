@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -133,3 +134,12 @@ def test_no_python_is_said_in_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "needs Python 3.11 or newer" in done.stderr
+
+
+def test_the_python_example_of_the_readme_runs(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    small = example.replace("N=16, C=64, H=92, W=160, K=32", "N=1, C=8, H=6, W=7, K=8").replace("trials=24", "trials=2")
+    assert small.count("=8, H=6") == small.count("trials=2)") == 1
+    # every corner sees 4 of the 9 taps of 8 channels of ones
+    output = run(sys.executable, "-c", f"{small}\nprint(y.shape, y[0, 0, 0, 0], y[0, 3, 3, 7])", cwd=tmp_path)
+    assert output.split("\n")[0] == "(1, 6, 7, 8) 32.0 72.0"

@@ -33,7 +33,7 @@ _UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 # errors that state a cause outside this program
 _EXPECTED = (
     ("autotune.backends", "NoDevice"),
-    ("autotune.dispatch", "Unsupported"),
+    ("autotune.families", "Unsupported"),
     ("autotune.search", "NoValidConfig"),
     ("autotune.search", "Unsupported"),
     ("autotune.store", "StoreError"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Annotated
 
 import typer
 
 from autotune.cli.options import AsJson, Database, DeviceText, usable_device
-from autotune.cli.output import Failure, print_facts, print_json
+from autotune.cli.output import Failure, notice, print_facts, print_json
 from autotune.device import DeviceSpec, roofline_us
 from autotune.problem import ConvProblem
 from autotune.trial import Config, Record
@@ -29,11 +30,15 @@ def query(
 
     chosen = usable_device(device)
     assert chosen.spec is not None
-    with Store(db) as store:
+    with Store(db) as store, warnings.catch_warnings(record=True) as caught:
         choice = Dispatcher(store, device=chosen.id).select(problem)
+    # that the layer is not tuned is said below
+    for warning in caught:
+        if not str(warning.message).endswith(choice.why):
+            notice(str(warning.message))
     if exact and choice.match != "exact":
         raise Failure(f"{problem} is not tuned on {chosen.spec.name}: the match is {choice.match} ({choice.why})")
-    # another layer's time says nothing exact about this one
+    # another layer's time says nothing about this one
     record = choice.record if choice.match == "exact" else None
     if as_json:
         print_json(choice_object(problem, chosen.spec, choice.match, choice.config, record, choice.why))
