@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from autotune.device import DeviceSpec
 from autotune.problem import ConvProblem
 from autotune.search.space import Space
+from autotune.store.similar import similar
 from autotune.trial import Config
 
 if TYPE_CHECKING:
@@ -33,22 +34,7 @@ def first_proposals(
         *space.defaults(),
         *([present.config] if present else []),
         *earlier,
-        *neighbours(store, problem, device),
+        *(record.config for _, record in similar(store, problem, device)[:_NEIGHBOURS]),
         *favourites,
     ]
     return [config for config in dict.fromkeys(wanted) if config in space]
-
-
-def neighbours(store: Store, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
-    """Winners of the most similar layers of the same dtype that were tuned on this device model, nearest first."""
-    records = [r for r in store.records(device) if r.problem.dtype is problem.dtype and r.problem != problem]
-    return [r.config for r in sorted(records, key=lambda r: distance(problem, r.problem))[:_NEIGHBOURS]]
-
-
-def distance(one: ConvProblem, other: ConvProblem) -> float:
-    """How unlike two layers are: the sum of the logarithms of the ratios of the extents that kernels care about."""
-    return sum(abs(math.log(a / b)) for a, b in zip(_extents(one), _extents(other), strict=True))
-
-
-def _extents(p: ConvProblem) -> tuple[int, ...]:
-    return (p.N * p.P * p.Q, p.K // p.groups, p.C // p.groups, p.groups, p.R, p.S, *p.stride, *p.dilation)

@@ -8,16 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from autotune.device import DeviceSpec
-from autotune.families import Family, supporting, why_unsupported
+from autotune.families import Family, Unsupported, supporting, why_unsupported
 from autotune.problem import ConvProblem
 from autotune.trial import Config
 
 # how far a favourite is from every other one of its family, in candidate indices
 _FAVOURITES_APART = 2
-
-
-class Unsupported(ValueError):
-    """No kernel family can run the layer on the device; one line with each family's reason."""
 
 
 class Space:
