@@ -9,7 +9,16 @@ from typing import Any
 from autotune.backends.backend import Backend, CompiledKernel, ConstraintsError, Kernel, Operands
 from autotune.families.family import Launch
 from autotune.measure.failures import WrongOutput
-from autotune.measure.timing import FINAL_SAMPLES, SAMPLE_LENGTHS, Samples, Timer, launches_for, sample, samples_of
+from autotune.measure.timing import (
+    FINAL_SAMPLES,
+    SAMPLE_LENGTHS,
+    Samples,
+    Timer,
+    is_loser,
+    launches_for,
+    sample,
+    samples_of,
+)
 from autotune.problem import ConvProblem
 from autotune.trial import Measurement
 
@@ -84,10 +93,14 @@ class Harness:
         return len(self._sets)
 
     def run(self, compiled: CompiledKernel, launch: Launch, best_us: float | None) -> Measured:
-        """Load, verify and time a candidate; raises ConstraintsError, DeviceFault or WrongOutput."""
+        """Load, verify and time a candidate, one much slower than ``best_us`` by a single launch.
+
+        Raises ConstraintsError, DeviceFault or WrongOutput.
+        """
         loaded = self.load(compiled, launch)
-        self.verify(loaded)
-        return self._measured(self.measure(loaded, best_us))
+        first = self.verify(loaded)
+        samples = first if is_loser(first.median_us, best_us) else self.measure(loaded, first.median_us)
+        return self._measured(samples)
 
     def load(self, compiled: CompiledKernel, launch: Launch) -> Loaded:
         """Make a compiled config runnable on the operand sets; ConstraintsError when the device refuses it."""
@@ -110,67 +123,66 @@ class Harness:
         )
         return Loaded(kernel=kernel, operands=operands, workspace=workspace)
 
-    def verify(self, loaded: Loaded) -> None:
-        """Run the first and the last set on poisoned outputs; WrongOutput says what is wrong."""
-        for index, poison in zip((0, self.sets - 1), self._poison, strict=True):
-            self._backend.fill(loaded.operands[index].output, poison)
-            loaded.kernel(loaded.operands[index])
-            self._backend.synchronize()
-            self._check(loaded, index)
+    def verify(self, loaded: Loaded) -> Samples:
+        """Run the first and the last set on poisoned outputs; WrongOutput says what is wrong.
 
-    def measure(self, loaded: Loaded, best_us: float | None) -> Measurement:
-        """Time a verified candidate over all sets, then check what one launch more writes, made as the timed ones were.
-
-        A candidate much slower than ``best_us`` gets one sample of one launch.
+        Returns the time of the last launch, the first having woken what sleeps.
         """
-        samples = samples_of(self._timer(loaded), self.sets, self._length, best_us)
-        last = self.sets - 1
-        # else a launch that wrote nothing would have left what an earlier one wrote
-        self._backend.fill(loaded.operands[last].output, self._poison[1])
-        self._backend.time(loaded.kernel, loaded.operands[last:], 1, 1)
+        self._backend.fill(loaded.operands[0].output, self._poison[0])
+        loaded.kernel(loaded.operands[0])
         self._backend.synchronize()
-        self._check(loaded, last)
-        return self._measurement(samples)
+        self._check(loaded, 0)
+        return self._verify_last(loaded)
+
+    def measure(self, loaded: Loaded, launch_us: float) -> Samples:
+        """Time a verified candidate, a launch of which takes about ``launch_us``, over all sets; then verify again."""
+        samples = samples_of(self._timer(loaded), launch_us, self.sets, self._length)
+        self._verify_last(loaded)
+        return samples
 
     def retime(self, candidates: Sequence[tuple[CompiledKernel, Launch]]) -> list[Measured | Exception]:
         """Verify and time candidates in turn, one sample of each a round: a drift of the clock then meets all alike.
 
         One answer each: its measurement, or why it failed now. A DeviceFault is raised, as no later answer would count.
         """
-        loaded: list[Loaded | Exception] = [self._verified(*candidate) for candidate in candidates]
-        timers = [self._timer(item) for item in loaded if isinstance(item, Loaded)]
-        launches = [launches_for(sample(timer, 1, 1).median_us, self.sets, self._length) for timer in timers]
-        values: list[list[float]] = [[] for _ in timers]
+        failures: dict[int, Exception] = {}
+        verified: dict[int, tuple[Timer, int]] = {}
+        for index, candidate in enumerate(candidates):
+            try:
+                loaded = self.load(*candidate)
+                first = self.verify(loaded)
+            except (ConstraintsError, WrongOutput) as failure:
+                failures[index] = failure
+            else:
+                verified[index] = self._timer(loaded), launches_for(first.median_us, self.sets, self._length)
+        values_us: dict[int, list[float]] = {index: [] for index in verified}
         for _ in range(FINAL_SAMPLES):
-            for timer, count, taken in zip(timers, launches, values, strict=True):
-                taken.extend(sample(timer, count, 1).values_us)
-        samples = iter(Samples(values_us=tuple(taken), launches=n) for taken, n in zip(values, launches, strict=True))
-        return [
-            self._measured(self._measurement(next(samples))) if isinstance(item, Loaded) else item for item in loaded
-        ]
+            for index, (timer, launches) in verified.items():
+                values_us[index] += sample(timer, launches, 1).values_us
+        samples = {i: Samples(values_us=tuple(values_us[i]), launches=n) for i, (_, n) in verified.items()}
+        return [failures.get(i) or self._measured(samples[i]) for i in range(len(candidates))]
 
-    def _verified(self, compiled: CompiledKernel, launch: Launch) -> Loaded | Exception:
-        try:
-            loaded = self.load(compiled, launch)
-            self.verify(loaded)
-        except (ConstraintsError, WrongOutput) as failure:
-            return failure
-        return loaded
+    def _verify_last(self, loaded: Loaded) -> Samples:
+        last = self.sets - 1
+        # else a launch that wrote nothing would leave what an earlier one wrote
+        self._backend.fill(loaded.operands[last].output, self._poison[1])
+        values = sample(lambda n, count: self._backend.time(loaded.kernel, loaded.operands[last:], n, count), 1, 1)
+        self._backend.synchronize()
+        self._check(loaded, last)
+        return values
 
     def _timer(self, loaded: Loaded) -> Timer:
         return lambda launches, samples: self._backend.time(loaded.kernel, loaded.operands, launches, samples)
 
-    def _measurement(self, samples: Samples) -> Measurement:
-        return Measurement(
+    def _measured(self, samples: Samples) -> Measured:
+        clock, temperature = self._backend.clocks()
+        measurement = Measurement(
             time_us=samples.median_us,
             spread_us=samples.spread_us,
             samples=len(samples.values_us),
             launches=samples.launches,
             condition=self._backend.condition,
         )
-
-    def _measured(self, measurement: Measurement) -> Measured:
-        clock, temperature = self._backend.clocks()
         return Measured(measurement=measurement, clock_mhz=clock, temperature_c=temperature)
 
     def _check(self, loaded: Loaded, index: int) -> None:

@@ -81,16 +81,18 @@ def launches_for(launch_us: float, sets: int, length: SampleLength) -> int:
     return max(1, enough, min(sets, math.floor(length.rotation_us / launch_us)))
 
 
-def samples_of(timer: Timer, sets: int, length: SampleLength, best_us: float | None) -> Samples:
-    """Time a candidate: one launch first, which is all that a clear loser gets; then samples until they agree.
+def is_loser(launch_us: float, best_us: float | None) -> bool:
+    """True when the time of a single launch says that a candidate is far from the best."""
+    return best_us is not None and launch_us > LOSER * best_us + OVERHEAD_US
+
+
+def samples_of(timer: Timer, launch_us: float, sets: int, length: SampleLength) -> Samples:
+    """Time a candidate of which a launch takes about ``launch_us``: samples until they agree.
 
     A set of samples that something disturbed is taken again once; the quieter of the two counts.
     """
-    quick = sample(timer, 1, 1)
-    if best_us is not None and quick.median_us > LOSER * best_us + OVERHEAD_US:
-        return quick
-    launches = launches_for(quick.median_us, sets, length)
-    count = max(3, min(SAMPLES, int(length.total_us / (launches * quick.median_us))))
+    launches = launches_for(launch_us, sets, length)
+    count = max(3, min(SAMPLES, int(length.total_us / (launches * launch_us))))
     taken = _until_stable(timer, launches, count)
     if taken.relative_spread > DISTURBED:
         taken = min(taken, _until_stable(timer, launches, count), key=lambda s: s.relative_spread)
