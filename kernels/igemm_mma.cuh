@@ -55,6 +55,7 @@ struct IgemmMma {
   // one word a row tells which taps lie inside the image; the tap with both top bits would read as `none`
   static constexpr bool masked = Problem::R < 16 && Problem::S < 16;
 
+  static_assert(cta_m % Config::warp_m == 0 && cta_n % Config::warp_n == 0, "warps");
   static_assert(threads % columns == 0 && cta_k % load_elements == 0 && row_bytes % 32 == 0 && row_bytes <= 128, "tile");
   static_assert(Config::staging == 0 ? Config::stages == 2 : load_bytes >= 4, "staging");
 

@@ -14,7 +14,9 @@ FAMILIES: tuple[Family, ...] = (IgemmMma(), DirectCpu())
 
 __all__ = [
     "FAMILIES",
+    "DirectCpu",
     "Family",
+    "IgemmMma",
     "Knob",
     "Launch",
     "Source",

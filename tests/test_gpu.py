@@ -1,0 +1,263 @@
+"""On an NVIDIA GPU: igemm_mma against the reference, the device's own reference against NumPy's, tuning and dispatch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import EDGE_PROBLEMS
+
+from autotune import ConvProblem, Dispatcher, Status, Store, reference, tune
+from autotune.backends import Backend, Compiler, compiler_for, find, open_backend
+from autotune.dispatch import NotTuned
+from autotune.families import IgemmMma
+from autotune.measure.harness import Harness
+from autotune.problem import DType
+from autotune.trial import Config
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::autotune.dispatch.NotTuned")]
+
+FAMILY = IgemmMma()
+LAYER = ConvProblem(N=2, C=64, H=20, W=24, K=32, R=3, S=3, padding=1)
+
+
+@pytest.fixture(scope="module")
+def backend() -> Backend:
+    return open_backend(find("cuda"))
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Compiler:
+    spec = find("cuda").spec
+    assert spec is not None
+    return compiler_for(spec)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path / "tuning.db") as opened:
+        yield opened
+
+
+def problems(dtype: str) -> list[ConvProblem]:
+    return [problem for problem in EDGE_PROBLEMS(dtype).values() if problem.N]
+
+
+def verify(backend: Backend, compiler: Compiler, problem: ConvProblem, configs: list[Config], seed: int) -> None:
+    """Every config against the reference, with poisoned outputs and guard bands."""
+    harness = Harness(backend, problem, seed)
+    with ThreadPoolExecutor(8) as pool:
+        compiled = list(pool.map(lambda c: compiler.compile(FAMILY.source(c, problem, backend.spec)), configs))
+    for config, kernel in zip(configs, compiled, strict=True):
+        try:
+            harness.verify(harness.load(kernel, FAMILY.launch(config, problem, backend.spec)))
+        except Exception as error:
+            raise AssertionError(f"{config} on {problem}: {error}") from error
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "s8"])
+def test_edge_layers_are_right_in_random_configs(backend: Backend, compiler: Compiler, dtype: str) -> None:
+    for index, problem in enumerate(problems(dtype)):
+        configs = FAMILY.configs(problem, backend.spec)
+        chosen = {configs[0], *random.Random(index).sample(configs, min(4, len(configs)))}
+        # every way to bring operands and to divide the work, where the layer allows it
+        for knob, value in (("staging", 0), ("staging", 1), ("ahead", 1), ("split_k", 2), ("raster_group", 8)):
+            chosen |= {next((c for c in configs if c[knob] == value), configs[0])}
+        verify(backend, compiler, problem, sorted(chosen, key=str), seed=index)
+
+
+def test_every_knob_value_is_right_on_a_large_layer(backend: Backend, compiler: Compiler) -> None:
+    problem = ConvProblem(N=4, C=128, H=30, W=33, K=320, R=3, S=3, padding=1)
+    configs = FAMILY.configs(problem, backend.spec)
+    rng = random.Random(3)
+    chosen = set()
+    for knob in FAMILY.knobs:
+        for value in knob.candidates:
+            having = [c for c in configs if c[knob.name] == value]
+            chosen |= set(rng.sample(having, min(2, len(having))))
+    verify(backend, compiler, problem, sorted(chosen, key=str), seed=11)
+
+
+@pytest.mark.parametrize(("dtype", "out"), [("f16", "f32"), ("bf16", "f32"), ("s8", "f32")])
+def test_float32_outputs_are_right(backend: Backend, compiler: Compiler, dtype: str, out: str) -> None:
+    from autotune import Epilogue
+
+    problem = ConvProblem(
+        **{"N": 2, "C": 24, "H": 13, "W": 17, "K": 40, "R": 3, "S": 3, "padding": 1, "dtype": dtype},
+        epilogue=Epilogue(out_dtype=DType.of(out)),
+    )
+    configs = FAMILY.configs(problem, backend.spec)
+    verify(backend, compiler, problem, [configs[0], *random.Random(5).sample(configs, 6)], seed=5)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "s8"])
+def test_the_devices_reference_agrees_with_numpys(backend: Backend, dtype: str) -> None:
+    for index, problem in enumerate(problems(dtype)):
+        buffers = []
+        for size in (problem.activation_bytes, problem.filter_bytes):
+            buffer = backend.allocate(size)
+            backend.randomize(buffer, problem.dtype, index + len(buffers), 1.0)
+            buffers.append(buffer)
+        value, magnitude = backend.reference(problem, *buffers)
+        held = reference.STORAGE[problem.dtype]
+        shapes = (problem.activation_shape, problem.filter_shape)
+        host = [b.get().view(held).reshape(shape) for b, shape in zip(buffers, shapes, strict=True)]
+        expected = reference.conv2d(problem, *host)
+        assert np.allclose(value.get().view(np.float64), expected.value.ravel(), rtol=1e-12, atol=1e-9), problem
+        if expected.magnitude is not None:
+            found = magnitude.get().view(np.float32)
+            assert np.allclose(found, expected.magnitude.ravel(), rtol=1e-3, atol=1e-6), problem
+
+
+def test_more_than_2_31_elements(backend: Backend, compiler: Compiler) -> None:
+    problem = ConvProblem(N=1, C=64, H=5800, W=5800, K=8, R=1, S=1)
+    assert problem.activation_bytes // 2 > 2**31
+    configs = FAMILY.configs(problem, backend.spec)
+    verify(backend, compiler, problem, [configs[0], configs[-1]], seed=7)
+
+
+def test_split_sums_are_the_same_bits_in_every_run(backend: Backend, compiler: Compiler) -> None:
+    problem = ConvProblem(N=1, C=256, H=14, W=14, K=256, R=3, S=3, padding=1)
+    config = next(c for c in FAMILY.configs(problem, backend.spec) if c["split_k"] == 4)
+    harness = Harness(backend, problem, seed=1)
+    kernel = compiler.compile(FAMILY.source(config, problem, backend.spec))
+    loaded = harness.load(kernel, FAMILY.launch(config, problem, backend.spec))
+    outputs = []
+    for _ in range(100):
+        loaded.kernel(loaded.operands[0])
+        outputs.append(loaded.operands[0].output.get().tobytes())
+    assert len(set(outputs)) == 1
+
+
+def test_tuning_finds_a_verified_winner(store: Store) -> None:
+    result = tune(LAYER, store=store, device="cuda", trials=8)
+    assert len(result.trials) == 8
+    assert all(trial.status is Status.CORRECT for trial in result.trials), [t.detail for t in result.trials]
+    assert result.best.verified
+    assert result.best.measurement.condition == "cold-graph"
+    assert result.best.provenance.clock_mhz
+    again = tune(LAYER, store=store, device="cuda", trials=8)
+    assert (again.best, again.measured) == (result.best, 0)
+    assert Dispatcher(store, device="cuda").select(LAYER).match == "exact"
+
+
+def operands(problem: ConvProblem, seed: int) -> tuple[Any, Any, np.ndarray, np.ndarray]:
+    import cupy
+
+    rng = np.random.default_rng(seed)
+    if problem.dtype is DType.S8:
+        x = rng.integers(-128, 128, problem.activation_shape, dtype=np.int8)
+        w = rng.integers(-128, 128, problem.filter_shape, dtype=np.int8)
+    else:
+        x = rng.standard_normal(problem.activation_shape).astype(np.float16)
+        w = rng.standard_normal(problem.filter_shape).astype(np.float16)
+    return cupy.asarray(x), cupy.asarray(w), x, w
+
+
+@pytest.mark.parametrize("dtype", ["f16", "s8"])
+def test_conv2d_on_the_current_stream(store: Store, dtype: str) -> None:
+    import cupy
+
+    problem = ConvProblem(N=2, C=13, H=20, W=24, K=21, R=3, S=3, stride=2, padding=(1, 2), dtype=dtype)
+    x, w, host_x, host_w = operands(problem, 1)
+    dispatcher = Dispatcher(store, device="cuda")
+    expected = reference.conv2d(problem, host_x, host_w)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        y = dispatcher.conv2d(x, w, stride=2, padding=(1, 2))
+        stream.synchronize()
+    assert reference.compare(problem, y.get(), expected)[0] == 0
+    gaps = cupy.zeros((2, 20, 48, 13), x.dtype)
+    gaps[:, :, ::2] = x
+    out = cupy.empty(problem.output_shape, y.dtype)
+    assert dispatcher.conv2d(gaps[:, :, ::2], w, stride=2, padding=(1, 2), out=out) is out
+    assert reference.compare(problem, out.get(), expected)[0] == 0
+    misaligned = cupy.empty(x.size + 1, x.dtype)[1:].reshape(x.shape)
+    misaligned[...] = x
+    assert (
+        reference.compare(problem, dispatcher.conv2d(misaligned, w, stride=2, padding=(1, 2)).get(), expected)[0] == 0
+    )
+
+
+def test_a_warm_layer_is_captured_in_a_graph(store: Store) -> None:
+    import cupy
+
+    x, w, host_x, host_w = operands(LAYER, 2)
+    dispatcher = Dispatcher(store, device="cuda")
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        dispatcher.warmup([LAYER])
+        out = cupy.zeros(LAYER.output_shape, cupy.float16)
+        stream.begin_capture()
+        dispatcher.conv2d(x, w, padding=1, out=out)
+        graph = stream.end_capture()
+        stream.synchronize()
+        assert not out.any()
+        graph.launch(stream)
+        stream.synchronize()
+    assert reference.compare(LAYER, out.get(), reference.conv2d(LAYER, host_x, host_w))[0] == 0
+
+
+def test_a_cold_layer_is_refused_during_capture(store: Store) -> None:
+    import cupy
+
+    x, w, host_x, host_w = operands(LAYER, 3)
+    dispatcher = Dispatcher(store, device="cuda")
+    out = cupy.zeros(LAYER.output_shape, cupy.float16)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        with pytest.raises(RuntimeError, match="not warm"):
+            dispatcher.conv2d(x, w, padding=1, out=out)
+        # the capture is still sound
+        stream.end_capture()
+        dispatcher.conv2d(x, w, padding=1, out=out)
+        stream.synchronize()
+    assert reference.compare(LAYER, out.get(), reference.conv2d(LAYER, host_x, host_w))[0] == 0
+
+
+def test_streams_have_workspaces_of_their_own(store: Store, backend: Backend) -> None:
+    import cupy
+
+    problem = ConvProblem(N=1, C=256, H=14, W=14, K=64, R=3, S=3, padding=1)
+    config = next(c for c in FAMILY.configs(problem, backend.spec) if c["split_k"] == 8)
+    record = tune(problem, store=store, device="cuda", trials=1).best
+    from dataclasses import replace
+
+    store.replace(replace(record, config=config))
+    dispatcher = Dispatcher(store, device="cuda")
+    assert dispatcher.select(problem).workspace_bytes > 0
+    inputs = [operands(problem, seed) for seed in range(4)]
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in inputs]
+    outputs = []
+    for _ in range(20):
+        outputs = []
+        for (x, w, _, _), stream in zip(inputs, streams, strict=True):
+            with stream:
+                outputs.append(dispatcher.conv2d(x, w, padding=1))
+    cupy.cuda.Device().synchronize()
+    for y, (_, _, x, w) in zip(outputs, inputs, strict=True):
+        assert reference.compare(problem, y.get(), reference.conv2d(problem, x, w))[0] == 0
+
+
+def test_arrays_that_do_not_belong_are_refused(store: Store) -> None:
+    x, w, host_x, _ = operands(LAYER, 4)
+    dispatcher = Dispatcher(store, device="cuda")
+    with pytest.raises(ValueError, match="must be a CuPy array"):
+        dispatcher.conv2d(host_x, w, padding=1)
+    with pytest.raises(ValueError, match="dtype"):
+        dispatcher.conv2d(x, w.astype("f4"), padding=1)
+    with pytest.raises(ValueError, match="--dtype f16"):
+        dispatcher.conv2d(x.astype("f4"), w.astype("f4"), padding=1)
+
+
+def test_an_untuned_layer_warns_once(store: Store) -> None:
+    x, w, _, _ = operands(LAYER, 5)
+    dispatcher = Dispatcher(store, device="cuda")
+    with pytest.warns(NotTuned) as caught:
+        dispatcher.conv2d(x, w, padding=1)
+    assert len(caught) == 1
