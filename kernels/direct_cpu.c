@@ -162,6 +162,8 @@ INLINE void tile(const int n_pixels, const int n_vectors, const int last, const 
       sum[u][b] = first ? (vector){0} : load(y + (i64)u * K + b * lanes, b == n_vectors - 1 ? last : lanes);
   for (int r = row.r0; r < row.r1; r++)
     for (int s = 0; s < (FOLDED ? 1 : S); s++) {
+      /* else compilers keep in registers what two taps read, and spill sums for it: up to 2x slower (gcc 12, AVX-512) */
+      if (!DEPTHWISE && !FOLDED) __asm__ volatile("" ::: "memory");
       const float *xs = x + (i64)r * dilation_h * row.pitch + (i64)s * dilation_w * C;
       const float *f = row.packed + ((i64)r * S + s) * GROUP_C * n_vectors * lanes;
       UNROLL_4 for (int c = 0; c < (DEPTHWISE ? 1 : FOLDED ? S * C : row.channels); c++) {
