@@ -87,6 +87,17 @@ extern "C" __global__ void compare(const Output* output, const double* value, co
   if (largest > 0) atomicMax(worst, u64(__double_as_longlong(largest)));
 }
 
+extern "C" __global__ void count_differences(const u8* one, const u8* other, s64 count, u64* differences) {
+  u64 found = 0;
+  const s64 words = count / 16;
+  for (s64 i = thread_index(); i < words; i += thread_count()) {
+    const Vector<16> a = reinterpret_cast<const Vector<16>*>(one)[i], b = reinterpret_cast<const Vector<16>*>(other)[i];
+    found += a.word[0] != b.word[0] || a.word[1] != b.word[1] || a.word[2] != b.word[2] || a.word[3] != b.word[3];
+  }
+  for (s64 i = words * 16 + thread_index(); i < count; i += thread_count()) found += one[i] != other[i];
+  if (found) atomicAdd(differences, found);
+}
+
 extern "C" __global__ void count_other_bytes(const u8* data, s64 count, int byte, u64* others) {
   u64 found = 0;
   for (s64 i = thread_index(); i < count; i += thread_count()) found += data[i] != byte;

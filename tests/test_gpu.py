@@ -1,4 +1,4 @@
-"""On an NVIDIA GPU: igemm_mma against the reference, the device's own reference against NumPy's, tuning and dispatch."""
+"""On an NVIDIA GPU: kernels against the reference, the device's reference against NumPy's, tuning and dispatch."""
 
 from __future__ import annotations
 

@@ -82,6 +82,9 @@ class NumPyBackend(Backend):
     def is_filled(self, buffer: Any, byte: int) -> bool:
         return bool((buffer == byte).all())
 
+    def is_same(self, one: Any, other: Any) -> bool:
+        return bool(np.array_equal(one, other))
+
     def randomize(self, buffer: Any, dtype: DType, seed: int, deviation: float) -> None:
         draw = np.random.default_rng(seed)
         values = buffer.view(_NUMPY[dtype])

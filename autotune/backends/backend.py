@@ -107,6 +107,10 @@ class Backend(ABC):
         """True when every byte of a contiguous uint8 array still has this value."""
 
     @abstractmethod
+    def is_same(self, one: Any, other: Any) -> bool:
+        """True when two uint8 arrays of one size, both aligned to 16 bytes, hold the same bytes."""
+
+    @abstractmethod
     def randomize(self, buffer: Any, dtype: DType, seed: int, deviation: float) -> None:
         """Fill a buffer with elements of ``dtype``: normal with this standard deviation; s8: uniform, -128..127."""
 

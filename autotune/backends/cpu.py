@@ -100,6 +100,13 @@ class CpuBackend(Backend):
     def is_filled(self, buffer: Any, byte: int) -> bool:
         return bool((buffer == byte).all())
 
+    def is_same(self, one: Any, other: Any) -> bool:
+        # by words of 8 bytes, which NumPy compares several times faster than bytes
+        words = one.size // 8 * 8
+        return bool(np.array_equal(one[:words].view(np.uint64), other[:words].view(np.uint64))) and bool(
+            np.array_equal(one[words:], other[words:])
+        )
+
     def randomize(self, buffer: Any, dtype: DType, seed: int, deviation: float) -> None:
         generator = np.random.Generator(np.random.PCG64(seed))
         elements = buffer.view(STORAGE[dtype])

@@ -84,7 +84,7 @@ class Harness:
         self._expected = backend.reference(problem, self._activation, self._filter)
         self._sets = [self._new_set() for _ in range(set_count(problem, backend.spec.l2_bytes))]
         # on cuda the first comparison compiles kernels: here, not in a candidate's time
-        assert _same(self._sets[0][0].body, self._activation)
+        assert backend.is_same(self._sets[0][0].body, self._activation)
         backend.synchronize()
 
     @property
@@ -112,6 +112,13 @@ class Harness:
             except MemoryError:
                 raise ConstraintsError(f"no memory for a workspace of {launch.workspace_bytes} bytes") from None
             self._backend.fill(workspace.body, 0)
+        return self._on_sets(kernel, workspace)
+
+    def foreign(self, kernel: Kernel) -> Loaded:
+        """A kernel that is not ours, on the same operand sets."""
+        return self._on_sets(kernel, None)
+
+    def _on_sets(self, kernel: Kernel, workspace: Guarded | None) -> Loaded:
         operands = tuple(
             Operands(
                 activation=activation.body,
@@ -146,21 +153,24 @@ class Harness:
         One answer each: its measurement, or why it failed now. A DeviceFault is raised, as no later answer would count.
         """
         failures: dict[int, Exception] = {}
-        verified: dict[int, tuple[Timer, int]] = {}
+        verified: dict[int, tuple[Loaded, float]] = {}
         for index, candidate in enumerate(candidates):
             try:
                 loaded = self.load(*candidate)
-                first = self.verify(loaded)
+                verified[index] = loaded, self.verify(loaded).median_us
             except (ConstraintsError, WrongOutput) as failure:
                 failures[index] = failure
-            else:
-                verified[index] = self._timer(loaded), launches_for(first.median_us, self.sets, self._length)
-        values_us: dict[int, list[float]] = {index: [] for index in verified}
-        for _ in range(FINAL_SAMPLES):
-            for index, (timer, launches) in verified.items():
-                values_us[index] += sample(timer, launches, 1).values_us
-        samples = {i: Samples(values_us=tuple(values_us[i]), launches=n) for i, (_, n) in verified.items()}
+        samples = dict(zip(verified, self.interleaved(list(verified.values())), strict=True))
         return [failures.get(i) or self._measured(samples[i]) for i in range(len(candidates))]
+
+    def interleaved(self, verified: Sequence[tuple[Loaded, float]]) -> list[Samples]:
+        """Time verified candidates in turn, one sample of each a round; with each, about what a launch takes in us."""
+        timers = [(self._timer(loaded), launches_for(us, self.sets, self._length)) for loaded, us in verified]
+        values_us: list[list[float]] = [[] for _ in timers]
+        for _ in range(FINAL_SAMPLES):
+            for (timer, launches), taken in zip(timers, values_us, strict=True):
+                taken.extend(sample(timer, launches, 1).values_us)
+        return [Samples(values_us=tuple(v), launches=n) for v, (_, n) in zip(values_us, timers, strict=True)]
 
     def _verify_last(self, loaded: Loaded) -> Samples:
         last = self.sets - 1
@@ -193,7 +203,7 @@ class Harness:
                 if not self._backend.is_filled(guard, GUARD_BYTE):
                     raise WrongOutput(f"wrote {side} the {buffer.name}", damaged=True)
         for buffer, pristine in ((activation, self._activation), (filter, self._filter)):
-            if not _same(buffer.body, pristine):
+            if not self._backend.is_same(buffer.body, pristine):
                 raise WrongOutput(f"wrote into the {buffer.name}", damaged=True)
         found = self._backend.compare(self._problem, output.body, self._expected)
         if found.mismatches:
@@ -220,11 +230,3 @@ def set_count(problem: ConvProblem, l2_bytes: int) -> int:
     one = problem.activation_bytes + problem.filter_bytes + problem.output_bytes
     wanted = CACHE_MULTIPLE * l2_bytes // one + 1
     return max(2, min(wanted, MAX_SETS, MAX_SET_BYTES // one))
-
-
-def _same(one: Any, other: Any) -> bool:
-    # by words of 8 bytes, which NumPy and CuPy both compare several times faster than bytes
-    words = one.size // 8 * 8
-    if bool((one[:words].view("uint64") != other[:words].view("uint64")).any()):
-        return False
-    return not bool((one[words:] != other[words:]).any())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from autotune.backends import Kernel, NoDevice, Operands
+from autotune.backends.backend import Kernel, NoDevice, Operands
 from autotune.problem import ConvProblem, DType, Layout
 
 
