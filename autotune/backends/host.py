@@ -92,7 +92,7 @@ def _find(cc: str, path: str) -> tuple[str, ...]:
 
 
 def _run(command: list[str]) -> tuple[int, str]:
-    """Exit status and output; subprocess.TimeoutExpired after the compiler and what it started have been killed."""
+    """Exit status and output; a command that takes too long is killed with what it started, and has failed."""
     # a session of its own: the compiler proper is a child of the command and must die with it
     with subprocess.Popen(
         command,
@@ -106,6 +106,9 @@ def _run(command: list[str]) -> tuple[int, str]:
     ) as process:
         try:
             output, _ = process.communicate(timeout=COMPILE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return -signal.SIGKILL, f"error: {command[0]} took more than {COMPILE_TIMEOUT_S:g} s and was killed"
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
@@ -119,10 +122,7 @@ def _compile(
         text = target.with_suffix(".c")
         text.write_text(source.text)
         includes = [f"-I{directory}" for directory in cache.include_directories()]
-        try:
-            status, log = _run([*command, *flags, *includes, "-o", str(target), str(text)])
-        except subprocess.TimeoutExpired:
-            raise CompileError(f"the compiler took more than {COMPILE_TIMEOUT_S:.0f} s and was killed") from None
+        status, log = _run([*command, *flags, *includes, "-o", str(target), str(text)])
         if status:
             first = next((line for line in log.splitlines() if "error" in line.lower()), _first_line(log))
             raise CompileError(f"{first or f'the compiler ended with {status}'}\n{log}")
