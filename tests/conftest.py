@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from autotune.problem import ConvProblem
 
@@ -71,6 +72,9 @@ def EDGE_PROBLEMS(dtype: str, layout: str = "nhwc") -> dict[str, ConvProblem]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # no deadline: a time on the wall says nothing on a busy machine; no database: tests leave nothing behind
+    settings.register_profile("tests", deadline=None, database=None)
+    settings.load_profile("tests")
     private = config.stash[_PRIVATE] = Path(tempfile.mkdtemp(prefix="conv-autotune-tests-"))
     # inherited by every process that a test starts, so that no test touches the user's files
     os.environ["AUTOTUNE_CACHE"] = str(private / "cache")
