@@ -35,7 +35,6 @@ _EXPECTED = (
     ("autotune.backends", "NoDevice"),
     ("autotune.families", "Unsupported"),
     ("autotune.search", "NoValidConfig"),
-    ("autotune.search", "Unsupported"),
     ("autotune.store", "StoreError"),
 )
 

@@ -59,7 +59,7 @@ def export(
     if as_json:
         print_json({"format": format, "out": out, "records": records})
     else:
-        print(f"{records} records written to {out}")
+        print(f"{out}: {records} {'record' if records == 1 else 'records'} written")
 
 
 def import_(

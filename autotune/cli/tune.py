@@ -14,12 +14,12 @@ from autotune.cli.output import Failure, notice, print_facts, print_json, print_
 from autotune.cli.query import choice_object, share_of_roofline
 from autotune.cli.tables import fastest_first, trial_object
 from autotune.problem import ConvProblem
-from autotune.trial import Status, Trial
+from autotune.trial import Record, Status, Trial
 
 if TYPE_CHECKING:
     from autotune.search import Progress, Result
 
-_SHOWN = 6  # the winner and five runners-up
+_RUNNERS_UP = 5
 
 
 def tune(
@@ -39,7 +39,8 @@ def tune(
 ) -> None:
     """Find a layer's fastest config and record it.
 
-    Every trial is recorded, failed ones too; the same command again measures nothing more.
+    Every trial is recorded, failed ones too; the same command again measures nothing more. The fastest few are timed
+    again in turn; of those that are then within the noise, the one predicted to be fastest wins.
     """
     if seconds is not None and not 0 < seconds < float("inf"):
         raise typer.BadParameter(f"{seconds:g} is no time to spend", param_hint="'--seconds'")
@@ -69,7 +70,8 @@ def tune(
     if as_json:
         best = result.best
         value = choice_object(problem, best.device, "exact", best.config, best, _outcome(result))
-        print_json(value | {"measured": result.measured, "trials": [trial_object(trial) for trial in result.trials]})
+        every = [trial_object(trial) for trial in fastest_first(result.trials)]
+        print_json(value | {"measured": result.measured, "trials": every})
     else:
         _print(result, store.url)
 
@@ -94,18 +96,19 @@ def _print(result: Result, database: str) -> None:
         }
     )
     print()
-    shown = [trial for trial in fastest_first(result.trials) if trial.measurement is not None][:_SHOWN]
+    behind = [t for t in fastest_first(result.trials) if t.measurement is not None and t.config != best.config]
+    ranking: list[Record | Trial] = [best, *behind[:_RUNNERS_UP]]
     print_table(
         ("rank", "time_us", "spread_us", "of winner", "config"),
-        [_row(rank, trial, best.time_us) for rank, trial in enumerate(shown, 1)],
+        [_row(rank, ranked, best.time_us) for rank, ranked in enumerate(ranking, 1)],
         numbers=("rank", "time_us", "spread_us", "of winner"),
     )
 
 
-def _row(rank: int, trial: Trial, best_us: float) -> tuple[str, ...]:
-    assert trial.measurement is not None
-    time_us, spread_us = trial.measurement.time_us, trial.measurement.spread_us
-    return str(rank), f"{time_us:.1f}", f"{spread_us:.1f}", f"{best_us / time_us:.0%}", trial.config.name
+def _row(rank: int, ranked: Record | Trial, best_us: float) -> tuple[str, ...]:
+    assert ranked.measurement is not None
+    time_us, spread_us = ranked.measurement.time_us, ranked.measurement.spread_us
+    return str(rank), f"{time_us:.1f}", f"{spread_us:.1f}", f"{best_us / time_us:.0%}", ranked.config.name
 
 
 @contextmanager
