@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from math import ceil
+from functools import lru_cache
+from math import ceil, hypot
+from typing import NamedTuple
 
 from autotune.device import DeviceSpec
 from autotune.families.family import Family, Knob, Launch, Source, constants
@@ -21,12 +22,32 @@ _OUTPUTS = {
 }
 _MAX_THREADS = 512
 _STATIC_SMEM = 16  # bytes beside the dynamic shared memory
-_CLOCK_HZ = 1.7e9  # only ratios of predictions matter
+
+# What predict_us reckons with, fitted to 4591 trials of 23 layers in f16 on an H200, 2026-11-30. Clocks are a
+# multiprocessor's; only ratios of predictions matter.
+_CLOCK_HZ = 1.9e9
+_MMA_SHARE = 0.66  # of the table's rate, where that is wgmma's
+_PORT_BYTES = 128  # through the shared-memory port in a clock
+_FILL_BYTES = 51  # from L2 into a multiprocessor in a clock
+_ROW_CLOCKS = 1.6  # to look up one row of a slice, however short it is
+_VECTOR_CLOCKS = 3.5  # to issue a warp's loads of one vector a thread
+_DEPOSIT_CLOCKS = 5.2  # more, when the vector passes through registers
+_LATENCY_CLOCKS = 870  # from a load to its data
+_BARRIER_CLOCKS = 160  # of a slice's wait, barrier and first fragments
+_EXPOSED = 0.38  # share of a block's work on a slice that its own warps do not overlap
+_AHEAD_COST = 1.03  # fragments read ahead are no slower in most trials, and no faster
+_STORE_CLOCKS = 0.26  # to store one element, or vector of adjacent elements
+_REDUCE_CLOCKS = 0.37  # to write an element of a split's partial sum
+_REDUCE_WAIT_CLOCKS = 2270  # until all splits of a tile have arrived
+_BLOCK_CLOCKS = 1480  # to start a block, set up its loads and end it
+_OUTPUT_CLOCKS = 21  # that each of a thread's outputs adds to the end of its block
+_TAIL = 0.53  # share of the last wave's idle places that other blocks do not fill
+_MEMORY_SHARE = 0.51  # of the compulsory memory traffic that computing does not hide
+_LAUNCH_US = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """The knobs by name."""
+class _Tile(NamedTuple):
+    """The knobs by name, in the family's order."""
 
     cta_m: int
     cta_n: int
@@ -41,7 +62,7 @@ class _Tile:
 
     @classmethod
     def of(cls, config: Config) -> _Tile:
-        return cls(*(config[f.name] for f in fields(cls)))
+        return cls._make([value for _, value in config.knobs])
 
     @property
     def threads(self) -> int:
@@ -60,7 +81,9 @@ class IgemmMma(Family):
         Knob(name="warp_m", candidates=(16, 32, 64, 128), meaning="output pixels of a warp's tile"),
         Knob(name="warp_n", candidates=(8, 16, 32, 64, 128), meaning="filters of a warp's tile"),
         Knob(name="stages", candidates=(2, 3, 4, 6), meaning="slices of r*s*c in shared memory"),
-        Knob(name="staging", candidates=(REGISTERS, CP_ASYNC), meaning="0: to shared memory by registers, 1: by cp.async"),
+        Knob(
+            name="staging", candidates=(REGISTERS, CP_ASYNC), meaning="0: to shared memory by registers, 1: by cp.async"
+        ),
         Knob(name="ahead", candidates=(0, 1), meaning="1: a slice's first fragments are read during the slice before"),
         Knob(name="split_k", candidates=(1, 2, 4, 8), meaning="blocks that share one tile's r*s*c"),
         Knob(name="raster_group", candidates=(1, 8), meaning="rows of tiles walked column by column"),
@@ -105,7 +128,11 @@ class IgemmMma(Family):
         for shape in tiles:
             if self._illegal_tile(_Tile(*shape, 2, 0, 0, 1, 1), problem):
                 continue
-            grids = [g for g in itertools.product(split, raster) if not self._illegal_grid(_Tile(*shape, 2, 0, 0, *g), problem, device)]
+            grids = [
+                g
+                for g in itertools.product(split, raster)
+                if not self._illegal_grid(_Tile(*shape, 2, 0, 0, *g), problem, device)
+            ]
             for pipe in itertools.product(stages, staging, ahead):
                 if grids and not self._illegal_pipeline(_Tile(*shape, *pipe, 1, 1), problem, device):
                     yield from ((*shape, *pipe, *grid) for grid in grids)
@@ -124,10 +151,9 @@ class IgemmMma(Family):
         channel_bytes = problem.C // problem.groups * problem.dtype.bytes
         if row_bytes == 32 and channel_bytes % 64 == 0:
             return f"cta_k={t.cta_k} uses half of a sector pair where {channel_bytes} bytes of channels allow more"
-        filters = problem.K // problem.groups
+        filters, pixels = _layer(problem).filters, _layer(problem).pixels
         if t.cta_n > 8 and t.cta_n >= 2 * _ceil_to(filters, 8):
             return f"half of cta_n={t.cta_n} covers all {filters} filters of a group"
-        pixels = problem.N * problem.P * problem.Q
         if t.cta_m > 16 and t.cta_m >= 2 * _ceil_to(pixels, 16):
             return f"half of cta_m={t.cta_m} covers all {pixels} output pixels"
         columns = row_bytes // _load_bytes(problem)
@@ -206,50 +232,71 @@ igemm_mma(const Kernel::Element* activation, const Kernel::Element* filter, Kern
         )
 
     def predict_us(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> float:
-        """The longest of tensor math, shared-memory port, L2 and load issue for the blocks of one multiprocessor, in
-        whole waves, plus what a launch costs; never below the memory traffic of the layer."""
+        """For all waves of blocks: what limits a multiprocessor's blocks together (tensor math, shared-memory port or
+        loads of each slice) and what each waits for alone (barrier, its own work, latency), added like sides at a right
+        angle; plus the memory traffic that is not hidden, and a launch. Never below the layer's memory traffic."""
         t = _Tile.of(config)
+        layer = _layer(problem)
         tiles_m, tiles_n, slices = self._tiles(t, problem)
-        blocks = tiles_m * tiles_n * problem.groups * t.split_k
-        warps = t.threads // 32
-        row_bytes = t.cta_k * problem.dtype.bytes
-        registers = self._registers(t, problem) + (self._held(t, problem) if t.staging == REGISTERS else 0)
-        resident = min(
-            device.smem_per_sm // (self._smem_bytes(t, problem) + 1024),
-            65536 // (_ceil_to(registers, 8) * t.threads),
-            2048 // t.threads,
-        )
-        resident = max(1, min(resident, ceil(blocks / device.sm_count)))
-        # operations a clock of one multiprocessor: mma.sync reaches about 0.62 of wgmma's rate where that exists
-        peak = device.rate(problem.dtype) / device.sm_count / _CLOCK_HZ * (0.66 if device.sm >= 90 else 0.95)
-        narrow = min(1.0, warps * resident / 4)
-        math = 2 * t.cta_m * t.cta_n * t.cta_k / (peak * narrow)
-        port = (warps * (t.warp_m + t.warp_n) + t.cta_m + t.cta_n) * row_bytes / 128
-        l2 = (t.cta_m + t.cta_n) * row_bytes / 38
-        vectors = (t.cta_m + t.cta_n) * row_bytes / _load_bytes(problem) / 32
-        issue = (vectors * (18 if t.staging == REGISTERS else 14) + warps * 24 + math * 0.3) / 4
-        slice_clocks = max(math, port, l2, issue) + 0.15 * (math + port + l2)
-        # a slice that is not yet there is waited for
-        in_flight = resident * (1 if t.staging == REGISTERS else t.stages - 1)
-        slice_clocks = max(slice_clocks, 900 / in_flight)
-        per_block = ceil(slices / t.split_k) * slice_clocks + 600 / resident
-        per_block += t.cta_m * t.cta_n * (problem.out_dtype.bytes * 3 / 64 + (0.25 * t.split_k if t.split_k > 1 else 0))
-        waves = ceil(blocks / (device.sm_count * resident))
-        compute = waves * resident * per_block / _CLOCK_HZ
-        return 1e6 * max(compute, problem.min_bytes / device.bytes_per_s) + 2.0 + 1.5 * (t.split_k > 1)
+        warps, rows, outputs = t.threads // 32, t.cta_m + t.cta_n, t.cta_m * t.cta_n
+        row_bytes = t.cta_k * layer.bytes
+        share = tiles_m * tiles_n * layer.groups * t.split_k / device.sm_count
+        resident = min(self._resident(t, problem, device), ceil(share))
+        rate = device.rate(problem.dtype) / device.sm_count / _CLOCK_HZ * (_MMA_SHARE if device.sm >= 90 else 0.95)
+        math = 2 * outputs * t.cta_k / rate
+        port = (warps * (t.warp_m + t.warp_n) + rows) * row_bytes / _PORT_BYTES
+        vectors = rows * row_bytes / (32 * layer.load_bytes)
+        load = max(rows * row_bytes / _FILL_BYTES, rows * _ROW_CLOCKS, vectors * _VECTOR_CLOCKS)
+        if t.staging == REGISTERS:
+            load += vectors * _DEPOSIT_CLOCKS
+        busy = max(math, port, load) * (_AHEAD_COST if t.ahead else 1)
+        # a block of few warps leaves schedulers idle
+        alone = _BARRIER_CLOCKS + _EXPOSED * (math + port + load) * max(1, 4 / warps)
+        alone = max(alone, _LATENCY_CLOCKS / (t.stages - 1))
+
+        store = outputs * _STORE_CLOCKS * layer.out_bytes / min(layer.store_bytes, t.cta_n * layer.out_bytes)
+        end = _BLOCK_CLOCKS + _OUTPUT_CLOCKS * outputs / t.threads
+        if t.split_k > 1:
+            store += outputs * _REDUCE_CLOCKS
+            end += _REDUCE_WAIT_CLOCKS
+        waves = share / resident
+        waves = waves + _TAIL * (ceil(waves) - waves) if waves > 1 else 1
+        per_split = -(-slices // t.split_k)
+        clocks = waves * hypot(resident * (per_split * busy + store), per_split * alone + end)
+        memory_us = 1e6 * layer.min_bytes / device.bytes_per_s
+        return max(memory_us, 1e6 * clocks / _CLOCK_HZ + _MEMORY_SHARE * memory_us) + _LAUNCH_US
+
+    def _resident(self, t: _Tile, problem: ConvProblem, device: DeviceSpec) -> int:
+        """Blocks that one multiprocessor should hold at once, at least 1."""
+        registers = -(-self._expected_registers(t, problem) // 8) * 8
+        smem = self._smem_bytes(t, problem) + 1024
+        return max(1, min(device.smem_per_sm // smem, 65536 // (registers * t.threads), 2048 // t.threads, 32))
+
+    @classmethod
+    def _expected_registers(cls, t: _Tile, problem: ConvProblem) -> int:
+        """Registers that the compiler gives a thread, on average 11 off; ``_registers`` is the least it needs."""
+        rows_per_pass = _rows_per_pass(t, problem)
+        rows_m, rows_n = -(-t.cta_m // rows_per_pass), -(-t.cta_n // rows_per_pass)
+        # a second step's fragments, where a slice has one or it belongs to the next slice
+        one_step = t.cta_k * _layer(problem).bytes == 32
+        fragments = (t.warp_m + t.warp_n) / 4 * (1.4 - one_step + t.ahead)
+        rows = (2 if problem.R * problem.S == 1 else 5) * rows_m + 1.5 * rows_n
+        held = cls._held(t, problem) if t.staging == REGISTERS else 0
+        expected = ceil(1.2 * t.warp_m * t.warp_n / 32 + fragments + rows + held + 16)
+        return min(expected, 255, 65536 // t.threads // 8 * 8)
 
     @staticmethod
     def _tiles(t: _Tile, problem: ConvProblem) -> tuple[int, int, int]:
         """Rows and columns of tiles in a group, and slices of the reduction."""
-        pixels = problem.N * problem.P * problem.Q
-        filters, reduction = problem.K // problem.groups, problem.C // problem.groups * problem.R * problem.S
-        return -(-pixels // t.cta_m), -(-filters // t.cta_n), -(-reduction // t.cta_k)
+        layer = _layer(problem)
+        return -(-layer.pixels // t.cta_m), -(-layer.filters // t.cta_n), -(-layer.reduction // t.cta_k)
 
     @staticmethod
     def _smem_bytes(t: _Tile, problem: ConvProblem) -> int:
         """Dynamic shared memory: the ring of slices, or the tile on its way out, whichever is larger."""
-        ring = t.stages * (t.cta_m + t.cta_n) * t.cta_k * problem.dtype.bytes
-        return max(ring, t.cta_m * (t.cta_n * problem.out_dtype.bytes + 16))
+        layer = _layer(problem)
+        ring = t.stages * (t.cta_m + t.cta_n) * t.cta_k * layer.bytes
+        return max(ring, t.cta_m * (t.cta_n * layer.out_bytes + 16))
 
     @staticmethod
     def _held(t: _Tile, problem: ConvProblem) -> int:
@@ -266,10 +313,42 @@ igemm_mma(const Kernel::Element* activation, const Kernel::Element* filter, Kern
         return t.warp_m * t.warp_n // 32 + fragments + 3 * rows + (48 if t.ahead else 28)
 
 
+class _Layer(NamedTuple):
+    """What every config of a layer shares; filters and reduction are those of a group."""
+
+    groups: int
+    pixels: int
+    filters: int
+    reduction: int
+    bytes: int  # of an input element
+    out_bytes: int  # of an output element
+    load_bytes: int  # of the widest vector, at most 16 bytes, whose size divides a pixel's channels of one group
+    store_bytes: int  # likewise of its filters
+    min_bytes: int
+
+
+@lru_cache(maxsize=256)
+def _layer(p: ConvProblem) -> _Layer:
+    channels, filters = p.C // p.groups, p.K // p.groups
+    load_bytes, store_bytes = (
+        next(v for v in (16, 8, 4, 2, 1) if size % v == 0)
+        for size in (channels * p.dtype.bytes, filters * p.out_dtype.bytes)
+    )
+    return _Layer(
+        groups=p.groups,
+        pixels=p.N * p.P * p.Q,
+        filters=filters,
+        reduction=channels * p.R * p.S,
+        bytes=p.dtype.bytes,
+        out_bytes=p.out_dtype.bytes,
+        load_bytes=load_bytes,
+        store_bytes=store_bytes,
+        min_bytes=p.min_bytes,
+    )
+
+
 def _load_bytes(problem: ConvProblem) -> int:
-    """The widest vector, at most 16 bytes, whose size divides a pixel's channels of one group."""
-    size = problem.C // problem.groups * problem.dtype.bytes
-    return next(v for v in (16, 8, 4, 2, 1) if size % v == 0)
+    return _layer(problem).load_bytes
 
 
 def _passes(t: _Tile, problem: ConvProblem) -> int:
@@ -280,7 +359,8 @@ def _passes(t: _Tile, problem: ConvProblem) -> int:
 
 def _rows_per_pass(t: _Tile, problem: ConvProblem) -> int:
     """Rows of a slice that the block's threads bring at once."""
-    return max(1, t.threads * _load_bytes(problem) // (t.cta_k * problem.dtype.bytes))
+    layer = _layer(problem)
+    return max(1, t.threads * layer.load_bytes // (t.cta_k * layer.bytes))
 
 
 def _ceil_to(value: int, multiple: int) -> int:
