@@ -78,7 +78,7 @@ class CpuBackend(Backend):
             raise ConstraintsError(f"load refused: {error}") from None
         function.argtypes = [ctypes.c_void_p] * len(launch.arguments)
         function.restype = None
-        names = launch.arguments
+        names = [str(argument) for argument in launch.arguments]
 
         def run(operands: Operands) -> None:
             arrays = [getattr(operands, name) for name in names]

@@ -23,6 +23,7 @@ from autotune.backends.backend import (
     NoDevice,
     Operands,
 )
+from autotune.backends.tensor_maps import launcher
 from autotune.device import Device, DeviceSpec
 from autotune.families.family import Launch, Source
 from autotune.problem import ConvProblem, DType, Layout
@@ -197,9 +198,11 @@ class CudaBackend(Backend):
     def load(self, compiled: CompiledKernel, launch: Launch) -> Kernel:
         with self._current():
             kernel = self._function(compiled.path, compiled.entry, launch.smem_bytes)
+        if not all(isinstance(argument, str) for argument in launch.arguments):
+            return launcher(kernel, launch, self.stream_key)
         run = self._core.launch
         config = self._core.LaunchConfig(grid=launch.grid, block=launch.block, shmem_size=launch.smem_bytes)
-        names = launch.arguments
+        names = [str(argument) for argument in launch.arguments]
         stream_of = self._stream
 
         def enqueue(operands: Operands) -> None:

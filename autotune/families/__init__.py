@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autotune.device import DeviceSpec
 from autotune.families.direct_cpu import DirectCpu
-from autotune.families.family import Family, Knob, Launch, Source
+from autotune.families.family import Family, Knob, Launch, Source, TensorMap
 from autotune.families.igemm_mma import IgemmMma
 from autotune.problem import ConvProblem
 
@@ -20,6 +20,7 @@ __all__ = [
     "Knob",
     "Launch",
     "Source",
+    "TensorMap",
     "Unsupported",
     "family_named",
     "supporting",

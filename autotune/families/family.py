@@ -34,21 +34,36 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorMap:
+    """A kernel parameter that describes an operand to the GPU's tensor copy engine (from sm_90 on), passed by value.
+
+    extents: of up to five axes, innermost first, in elements. strides: of all axes but the first, in bytes, multiples
+    of 16. box: what one copy brings, in elements. swizzle: bytes of a shared-memory row whose 16-byte chunks are
+    permuted (32, 64, 128). What a box holds outside the extents is written as zeros.
+    """
+
+    operand: str
+    element_bytes: int
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How a compiled config is run. On cuda: grid and block (x only), dynamic shared memory; on cpu grid and block
-    are 1.
+    """How a compiled config is run. On cuda: grid and block (x only), dynamic shared memory; on cpu both are 1.
 
     workspace_bytes: device memory beyond the operands, which the caller provides, 256-byte aligned and zeroed once
-    when it
-    is allocated; a kernel leaves its counters at zero. arguments: the kernel's parameters in order, each one of
-    ``activation``, ``filter``, ``output``, ``workspace`` (pointers).
+    when it is allocated; a kernel leaves its counters at zero. arguments: the kernel's parameters in order: pointers,
+    each one of ``activation``, ``filter``, ``output``, ``workspace``, or tensor maps.
     """
 
     grid: int
     block: int
     smem_bytes: int = 0
     workspace_bytes: int = 0
-    arguments: tuple[str, ...] = ("activation", "filter", "output", "workspace")
+    arguments: tuple[str | TensorMap, ...] = ("activation", "filter", "output", "workspace")
 
 
 class Family(ABC):

@@ -133,4 +133,121 @@ __device__ __forceinline__ void load_l2(T (&d)[4], const T* source) {
   for (int i = 0; i < 4; ++i) memcpy(&d[i], &w[i], 4);
 }
 
+#if __CUDA_ARCH__ >= 900
+// A descriptor of the tensor copy engine, encoded by the host and passed by value.
+struct alignas(64) TensorMap {
+  u64 word[16];
+};
+
+// Barriers in shared memory: an arrival count, and bytes that copies have still to write, per phase of alternating parity.
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// One arrival, after which `bytes` more bytes complete the phase.
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Wait until the phase of this parity is complete; the caller may be at most one phase behind.
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nretry_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra end_%=;\nbra retry_%=;\nend_%=:\n}" ::"r"(barrier), "r"(parity)
+      : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// Copies of a box to shared memory, coordinates innermost first; what lies outside the tensor becomes zero.
+__device__ __forceinline__ void copy_box(u32 target, const TensorMap* map, u32 barrier, int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5}], [%2];" ::"r"(target),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2)
+      : "memory");
+}
+
+__device__ __forceinline__ void copy_box(u32 target, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5,%6,%7}], [%2];" ::"r"(
+          target),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+
+// The same for data that is read once: it is the first to leave the second-level cache.
+constexpr u64 evict_first = 0x12F0000000000000ull;
+
+__device__ __forceinline__ void stream_box(u32 target, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3,%4,%5,%6}], "
+      "[%2], %7;" ::"r"(target),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(evict_first)
+      : "memory");
+}
+
+__device__ __forceinline__ void stream_box(u32 target, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1, {%3,%4,%5,%6,%7}], [%2], %8;" ::"r"(target),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(evict_first)
+      : "memory");
+}
+
+// A warpgroup's matrix product: Wgmma<Element, n>::run(d, a, b, accumulate) adds (or, without `accumulate`, stores) the
+// product of a 64 x (32 bytes) operand and a (32 bytes) x n operand, both described by `matrix_descriptor`. The
+// specialisations for the values of n that a kernel needs come with its source text: their register lists cannot be
+// written as a template.
+template <class Element, int n>
+struct Wgmma;
+
+// Rows of `swizzle_bytes` (32, 64, 128), groups of eight rows `group_bytes` apart.
+template <int swizzle_bytes>
+__device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 group_bytes) {
+  constexpr u64 mode = swizzle_bytes == 128 ? 1 : swizzle_bytes == 64 ? 2 : 3;
+  return u64((address & 0x3ffff) >> 4) | u64(1) << 16 | u64(group_bytes >> 4) << 32 | mode << 62;
+}
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// Keeps the compiler from reading an accumulator before the wait that precedes this.
+__device__ __forceinline__ void pin(f32& x) { asm volatile("" : "+f"(x)::"memory"); }
+__device__ __forceinline__ void pin(s32& x) { asm volatile("" : "+r"(x)::"memory"); }
+
+template <int registers>
+__device__ __forceinline__ void release_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+__device__ __forceinline__ void claim_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+#endif
+
+// A store of data that is not read again soon.
+__device__ __forceinline__ void store_streaming(void* target, Vector<16> v) {
+  asm volatile("st.global.cs.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(target), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]),
+               "r"(v.word[3])
+               : "memory");
+}
+__device__ __forceinline__ void store_streaming(void* target, Vector<8> v) {
+  asm volatile("st.global.cs.v2.b32 [%0], {%1,%2};" ::"l"(target), "r"(v.word[0]), "r"(v.word[1]) : "memory");
+}
+__device__ __forceinline__ void store_streaming(void* target, Vector<4> v) {
+  asm volatile("st.global.cs.b32 [%0], %1;" ::"l"(target), "r"(v.word[0]) : "memory");
+}
+__device__ __forceinline__ void store_streaming(void* target, Vector<2> v) {
+  asm volatile("st.global.cs.b16 [%0], %1;" ::"l"(target), "h"(v.word[0]) : "memory");
+}
+
 }  // namespace ptx

@@ -1,0 +1,347 @@
+"""Family halo_wgmma: convolution with few filters on sm_90a, the input halo staged once, taps as shifted descriptors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from autotune.device import DeviceSpec
+from autotune.families.family import Family, Knob, Launch, Source, TensorMap, constants
+from autotune.families.wgmma import is_legal_n, wgmma_text
+from autotune.problem import ConvProblem, DType, Layout
+from autotune.trial import Config
+
+_OUTPUTS = {
+    DType.F16: (DType.F16, DType.F32),
+    DType.BF16: (DType.BF16, DType.F32),
+    DType.S8: (DType.S32, DType.F32),
+}
+_MAX_SMEM = 227 * 1024
+_CLOCK_HZ = 1.8e9
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """The knobs by name."""
+
+    orient: int
+    stack: int
+    cta_n: int
+    chunk_bytes: int
+    consumers: int
+    stages: int
+    grouped: int
+    turns: int
+    reassign: int
+
+    @classmethod
+    def of(cls, config: Config) -> _Tile:
+        return cls(*(config[f.name] for f in fields(cls)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """One spatial axis: input and output extent, taps, stride, padding before, dilation."""
+
+    size: int
+    out: int
+    taps: int
+    stride: int
+    pad: int
+    dilation: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Geometry:
+    """What follows from the knobs that shape a tile."""
+
+    fast: _Axis
+    slow: _Axis
+    pitch: int  # pixels of a halo row, of each parity where the fast stride is 2
+    halo_slow: int
+    chunks: int
+    plane_bytes: int  # one chunk of a halo tile in shared memory
+    weight_bytes: int
+    tiles: int
+    blocks_n: int
+    windows: tuple[tuple[int, int], ...]  # first output and count of outputs of each input row
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of accumulators for one filter pair's half: outputs summed over the distinct windows."""
+        return sum(count for _, count in set(self.windows))
+
+
+class HaloWgmma(Family):
+    """Hopper's warpgroup products for layers with few filters; strides 1 and 2, no groups."""
+
+    name = "halo_wgmma"
+    kind = "cuda"
+    knobs = (
+        Knob(name="orient", candidates=(0, 1), meaning="axis of adjacent pixels: 0: W, 1: H"),
+        Knob(name="stack", candidates=(1, 2, 3, 4), meaning="output rows that share the products of an input row"),
+        Knob(name="cta_n", candidates=tuple(range(8, 257, 8)), meaning="filters of a thread block"),
+        Knob(name="chunk_bytes", candidates=(32, 64, 128), meaning="bytes of channels in a row of shared memory"),
+        Knob(name="consumers", candidates=(1, 2, 3, 4), meaning="warpgroups that multiply"),
+        Knob(name="stages", candidates=(2, 3, 4, 5, 6, 8), meaning="halo tiles in shared memory"),
+        Knob(name="grouped", candidates=(0, 1), meaning="1: products of one shape follow each other"),
+        Knob(name="turns", candidates=(0, 1), meaning="1: warpgroups issue their products in turn"),
+        Knob(name="reassign", candidates=(0, 1), meaning="1: the producer's registers go to the consumers"),
+    )
+
+    def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
+        outputs = _OUTPUTS.get(problem.dtype)
+        if outputs is None:
+            return f"{self.name} computes f16, bf16 and s8 (--dtype f16), not {problem.dtype}"
+        if device.sm != 90:
+            return f"{self.name} needs sm_90"
+        if problem.layout is not Layout.NHWC:
+            return f"{self.name} works in the layout nhwc, not {problem.layout}"
+        if not problem.epilogue.is_identity:
+            return f"{self.name} has no epilogue {problem.epilogue} yet, only identity"
+        if problem.out_dtype not in outputs:
+            return f"{self.name} writes {' or '.join(outputs)} from {problem.dtype}, not {problem.out_dtype}"
+        if problem.N == 0:
+            return "the batch is empty"
+        if problem.groups != 1:
+            return f"{self.name} computes layers without groups"
+        if problem.C * problem.dtype.bytes % 16:
+            return f"{self.name} needs a multiple of 16 bytes of channels"
+        if max(problem.R, problem.S) > 7:
+            return f"{self.name} has filters of at most 7 taps an axis"
+        if max(problem.stride) > 2:
+            return f"{self.name} has strides of 1 and 2"
+        if problem.dtype is DType.S8 and problem.C * problem.R * problem.S >= 131072:
+            return "from C*R*S = 131072 on an s32 sum can overflow"
+        if max(problem.C, problem.H, problem.W, problem.N, problem.K, problem.P, problem.Q) >= 2**30:
+            return "an extent is 2**30 or more"
+        return None
+
+    def illegal(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> str | None:
+        tile = _Tile.of(config)
+        return self._illegal_tile(tile, problem, device) or self._illegal_pipeline(tile, problem)
+
+    def choices(self, problem: ConvProblem, device: DeviceSpec) -> Iterator[tuple[int, ...]]:
+        """All combinations, whole groups skipped by the same rules that ``illegal`` states."""
+        shape, pipeline = self.knobs[:4], self.knobs[4:]
+        for tile in itertools.product(*(knob.candidates for knob in shape)):
+            if self._illegal_tile(_Tile(*tile, 1, 2, 0, 0, 0), problem, device) is None:
+                yield from ((*tile, *rest) for rest in itertools.product(*(knob.candidates for knob in pipeline)))
+
+    def _illegal_tile(self, t: _Tile, p: ConvProblem, device: DeviceSpec) -> str | None:
+        filters = -(-p.K // 8) * 8
+        if t.cta_n > filters or (t.cta_n < filters and t.cta_n not in (16, 32, 64, 128)):
+            return f"cta_n={t.cta_n} does not divide {p.K} filters well"
+        fast, slow = _axes(t, p)
+        if fast.stride == 2 and fast.size % 2:
+            return f"stride 2 on the fast axis needs an even extent, not {fast.size}"
+        if slow.dilation > 1 and t.stack > 1:
+            return "outputs that a dilation separates cannot be stacked"
+        channel_bytes = p.C * p.dtype.bytes
+        if t.chunk_bytes > 32 and t.chunk_bytes >= 2 * channel_bytes:
+            return f"half of chunk_bytes={t.chunk_bytes} covers all {channel_bytes} bytes of channels"
+        if t.stack > 1 and t.stack > -(-slow.out // 8):
+            return f"stack={t.stack} covers {slow.out} output rows more than once"
+        g = _geometry(t, p)
+        if g.pitch > 256 or g.halo_slow > 256:
+            return f"a halo of {g.pitch} x {g.halo_slow} pixels is more than a copy brings"
+        for _, count in g.windows:
+            if count and not is_legal_n(count * t.cta_n, p.dtype):
+                return f"a product of {count * t.cta_n} columns does not exist for {p.dtype}"
+        if g.weight_bytes + 2 * g.chunks * g.plane_bytes > _MAX_SMEM:
+            return f"{g.weight_bytes} bytes of weights and two halo tiles are more than shared memory holds"
+        if g.blocks_n > device.sm_count:
+            return f"{g.blocks_n} blocks of filters are more than {device.sm_count} multiprocessors"
+        if g.tiles >= 2**31:
+            return f"{g.tiles} tiles are too many"
+        return None
+
+    def _illegal_pipeline(self, t: _Tile, p: ConvProblem) -> str | None:
+        if t.stages < t.consumers:
+            return f"{t.stages} stages are fewer than {t.consumers} consumers"
+        if t.consumers == 1 and t.turns:
+            return "one consumer has no turns"
+        g = _geometry(t, p)
+        if t.grouped and len({count for _, count in g.windows if count}) == 1:
+            return "grouped changes nothing with products of one shape"
+        smem = _smem_bytes(t, g)
+        if smem > _MAX_SMEM:
+            return f"{smem} bytes of shared memory are more than {_MAX_SMEM}"
+        per_thread = _consumer_registers(t) if t.reassign else min(255, 65536 // ((t.consumers + 1) * 128) // 8 * 8)
+        needed = g.accumulators * t.cta_n // 2 + 40
+        if needed > per_thread:
+            return f"about {needed} registers a thread are more than {per_thread}"
+        return None
+
+    def source(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> Source:
+        p, t = problem, _Tile.of(config)
+        g = _geometry(t, p)
+        extents = {name: getattr(p, name) for name in ("N", "C", "H", "W", "K", "R", "S", "P", "Q")}
+        extents |= dict(zip(("stride_h", "stride_w"), p.stride, strict=True))
+        extents |= {"pad_top": p.padding[0], "pad_left": p.padding[2]}
+        extents |= dict(zip(("dilation_h", "dilation_w"), p.dilation, strict=True))
+        derived = {
+            "halo_fast": g.pitch,
+            "permuted": _permuted(p),
+            "lane_filters": _lane_filters(t, p),
+            "consumer_registers": _consumer_registers(t),
+        }
+        types = {"Element": p.dtype.value, "Output": p.out_dtype.value}
+        text = f"""#include "halo_wgmma.cuh"
+{wgmma_text(p.dtype, (count * t.cta_n for _, count in g.windows if count))}
+{constants("Config", dict(config.knobs))}
+{constants("Problem", extents | derived | types)}
+using Kernel = HaloWgmma<Config, Problem>;
+extern "C" __global__ void __launch_bounds__(Kernel::threads, 1)
+halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_constant__ ptx::TensorMap filter,
+           Kernel::Output* output) {{
+  extern __shared__ __align__(1024) char shared[];
+  Kernel::run(&activation, &filter, output, shared);
+}}
+"""
+        return Source(language="cuda", stem=self.name, text=text, entry=self.name)
+
+    def launch(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> Launch:
+        t = _Tile.of(config)
+        g = _geometry(t, problem)
+        return Launch(
+            grid=g.blocks_n * min(device.sm_count // g.blocks_n, g.tiles),
+            block=t.consumers * 128 + (128 if t.reassign else 32),
+            smem_bytes=_smem_bytes(t, g),
+            arguments=(_activation_map(t, g, problem), _filter_map(t, problem), "output"),
+        )
+
+    def predict_us(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> float:
+        """Clocks of one block's tiles: products take max(n/2, 16 + n/4) clocks of the shared-memory port and the tensor
+        cores, a tile's copy its bytes at 128 a clock; at least the layer's memory traffic (fitted on H200, 2026-11-30)."""
+        t = _Tile.of(config)
+        g = _geometry(t, problem)
+        columns = [count * t.cta_n for _, count in g.windows if count]
+        per_step = sum(max(n / 2, 16 + n / 4) for n in columns)
+        clocks = per_step * g.fast.taps * g.chunks * t.chunk_bytes / 32 + g.chunks * g.plane_bytes / 128
+        # a lone consumer does not multiply while it stores, and two stages hide little of a copy
+        clocks *= 1.0 + (0.35 if t.consumers == 1 else 0.0) + 0.1 / (t.stages - 1)
+        clocks *= 1.0 + 0.02 * (t.turns == 0) + 0.01 * (t.grouped == 1) + 0.03 * t.orient
+        share = device.sm_count // g.blocks_n
+        rounds = -(-g.tiles // share)
+        return 3.0 + 1e6 * max(rounds * clocks / _CLOCK_HZ, problem.min_bytes / device.bytes_per_s)
+
+
+def _axes(t: _Tile, p: ConvProblem) -> tuple[_Axis, _Axis]:
+    """The fast and the slow axis."""
+    h = _Axis(p.H, p.P, p.R, p.stride[0], p.padding[0], p.dilation[0])
+    w = _Axis(p.W, p.Q, p.S, p.stride[1], p.padding[2], p.dilation[1])
+    return (h, w) if t.orient else (w, h)
+
+
+def _geometry(t: _Tile, p: ConvProblem) -> _Geometry:
+    fast, slow = _axes(t, p)
+    if fast.stride == 1:
+        pitch = 8 + (fast.taps - 1) * fast.dilation
+    else:
+        pitch = 8 + ((fast.taps - 1) * fast.dilation - fast.pad) // 2 - (-fast.pad) // 2
+    halo_slow = (8 * t.stack - 1) * slow.stride + (slow.taps - 1) * slow.dilation + 1
+    chunks = -(-p.C * p.dtype.bytes // t.chunk_bytes)
+    plane_bytes = -(-fast.stride * pitch * halo_slow * t.chunk_bytes // 1024) * 1024
+    return _Geometry(
+        fast=fast,
+        slow=slow,
+        pitch=pitch,
+        halo_slow=halo_slow,
+        chunks=chunks,
+        plane_bytes=plane_bytes,
+        weight_bytes=chunks * p.R * p.S * t.cta_n * t.chunk_bytes,
+        tiles=-(-fast.out // 8) * -(-slow.out // (8 * t.stack)) * p.N,
+        blocks_n=-(-p.K // t.cta_n),
+        windows=_windows(t.stack, slow),
+    )
+
+
+def _windows(stack: int, slow: _Axis) -> tuple[tuple[int, int], ...]:
+    """For each input row of a group: the first output that it meets, and how many."""
+    rows = (stack - 1) * slow.stride + (slow.taps - 1) * slow.dilation + 1
+    found = []
+    for i in range(rows):
+        met = [
+            o
+            for o in range(stack)
+            if 0 <= i - o * slow.stride <= (slow.taps - 1) * slow.dilation
+            and (i - o * slow.stride) % slow.dilation == 0
+        ]
+        found.append((met[0] if met else stack, len(met)))
+    return tuple(found)
+
+
+def _smem_bytes(t: _Tile, g: _Geometry) -> int:
+    weights = -(-g.weight_bytes // 1024) * 1024
+    barriers = math.lcm(t.stages, t.consumers) + t.stages + 1 + t.consumers
+    return weights + t.stages * g.chunks * g.plane_bytes + 8 * barriers
+
+
+def _consumer_registers(t: _Tile) -> int:
+    """Registers of a consumer's thread when the producer warpgroup keeps 24 (PTX ISA, setmaxnreg: multiples of 8)."""
+    each = min(255, 65536 // ((t.consumers + 1) * 128) // 8 * 8)
+    return min(240, ((t.consumers + 1) * each - 24) // t.consumers // 8 * 8)
+
+
+def _permuted(p: ConvProblem) -> bool:
+    """Whether filters divide into pairs of eight, so that a copy can hand adjacent ones to each thread."""
+    return p.K % 8 == 0
+
+
+def _lane_filters(t: _Tile, p: ConvProblem) -> int:
+    """Adjacent filters of a thread in each block of four times as many: as many as 16 bytes of input type hold."""
+    if not _permuted(p):
+        return 2
+    return max(n for n in (2, 4, 8, 16) if p.K % (4 * n) == 0 == t.cta_n % (4 * n) and n * p.dtype.bytes <= 16)
+
+
+def _activation_map(t: _Tile, g: _Geometry, p: ConvProblem) -> TensorMap:
+    e = p.dtype.bytes
+    column, row, image = p.C * e, p.W * p.C * e, p.H * p.W * p.C * e
+    fast_stride, slow_stride = (row, column) if t.orient else (column, row)
+    fast, slow, elements = g.fast, g.slow, t.chunk_bytes // e
+    if fast.stride == 1:
+        return TensorMap(
+            operand="activation",
+            element_bytes=e,
+            extents=(p.C, fast.size, slow.size, p.N),
+            strides=(fast_stride, slow_stride, image),
+            box=(elements, g.pitch, g.halo_slow, 1),
+            swizzle=t.chunk_bytes,
+        )
+    return TensorMap(
+        operand="activation",
+        element_bytes=e,
+        extents=(p.C, fast.size // 2, 2, slow.size, p.N),
+        strides=(2 * fast_stride, fast_stride, slow_stride, image),
+        box=(elements, g.pitch, 2, g.halo_slow, 1),
+        swizzle=t.chunk_bytes,
+    )
+
+
+def _filter_map(t: _Tile, p: ConvProblem) -> TensorMap:
+    """KRSC as (c, filter, tap), or, permuted, as (c, even or odd, lane, pair, tap): filter = lane * n + 2 * pair + odd."""
+    e = p.dtype.bytes
+    tap, each = p.C * e, p.R * p.S * p.C * e
+    elements = t.chunk_bytes // e
+    if not _permuted(p):
+        return TensorMap(
+            operand="filter",
+            element_bytes=e,
+            extents=(p.C, p.K, p.R * p.S),
+            strides=(each, tap),
+            box=(elements, t.cta_n, 1),
+            swizzle=t.chunk_bytes,
+        )
+    n = _lane_filters(t, p)
+    return TensorMap(
+        operand="filter",
+        element_bytes=e,
+        extents=(p.C, 2, p.K // n, n // 2, p.R * p.S),
+        strides=(each, n * each, 2 * each, tap),
+        box=(elements, 2, 4, n // 2, 1),
+        swizzle=t.chunk_bytes,
+    )

@@ -1,0 +1,299 @@
+// halo_wgmma: forward convolution in NHWC for few filters on sm_90a; each input pixel reaches shared memory once per block.
+//
+// A block keeps the weights of cta_n filters in shared memory and walks over tiles of 8 x 8*stack output pixels. One copy
+// of the tensor engine brings a tile's halo; a tap of the filter is then only another start address of the same tile. The 64
+// rows of a wgmma are 8 groups of 8 pixels adjacent on the fast axis, and the groups lie `stack` pixels apart on the slow
+// axis, so that a warpgroup owns 8 x 8*stack pixels with `stack` sets of accumulators. An input row meets up to `stack`
+// output rows: the weights of the slow taps concerned are adjacent in shared memory and form one wgmma of that many times
+// cta_n columns. One producer warp fills a ring of tiles, consumer warpgroups take them in turn.
+//
+// Weights are copied with their filters permuted such that each thread ends up with adjacent filters in its registers:
+// thread q of a quad holds filters q * lane_filters ... of every block of 4 * lane_filters.
+//
+// Config:  orient (0: the fast axis is W, 1: H), stack, cta_n, chunk_bytes (channels in one row of shared memory),
+//          consumers (warpgroups), stages, grouped (1: wgmmas of one shape in a row), turns (1: warpgroups issue in turn),
+//          reassign (1: the producer's registers go to the consumers).
+// Problem: the layer's extents, `Element` (f16, bf16, s8), `Output`, and `wide` (offsets beyond 31 bits).
+#pragma once
+#include "epilogue.cuh"
+
+template <class Config, class Problem>
+struct HaloWgmma {
+  using Element = typename Problem::Element;
+  using Output = typename Problem::Output;
+  using Accumulator = typename AccumulatorOf<Element>::type;
+
+  static constexpr bool across = Config::orient == 0;
+  static constexpr int stack = Config::stack, cta_n = Config::cta_n;
+  // output extents, taps, strides, padding before and dilations of the fast and the slow axis
+  static constexpr int fast = across ? Problem::Q : Problem::P, slow = across ? Problem::P : Problem::Q;
+  static constexpr int taps_f = across ? Problem::S : Problem::R, taps_s = across ? Problem::R : Problem::S;
+  static constexpr int stride_f = across ? Problem::stride_w : Problem::stride_h;
+  static constexpr int stride_s = across ? Problem::stride_h : Problem::stride_w;
+  static constexpr int pad_f = across ? Problem::pad_left : Problem::pad_top;
+  static constexpr int pad_s = across ? Problem::pad_top : Problem::pad_left;
+  static constexpr int dilation_f = across ? Problem::dilation_w : Problem::dilation_h;
+  static constexpr int dilation_s = across ? Problem::dilation_h : Problem::dilation_w;
+
+  static constexpr int tile_f = 8, tile_s = 8 * stack;
+  static constexpr int tiles_f = ceil_div(fast, tile_f), tiles_s = ceil_div(slow, tile_s);
+  static constexpr int tiles = tiles_f * tiles_s * Problem::N;
+  static constexpr int blocks_n = ceil_div(Problem::K, cta_n);
+
+  static constexpr int row_bytes = Config::chunk_bytes, k_steps = row_bytes / 32;
+  static constexpr int chunk_elements = row_bytes / int(sizeof(Element));
+  static constexpr int chunks = ceil_div(Problem::C, chunk_elements);
+
+  // With stride 2 on the fast axis a halo row holds its even pixels first, then its odd ones: adjacent outputs then read
+  // adjacent pixels. `start` is the first pixel (of each parity) of tile 0.
+  __host__ __device__ static constexpr int floor_half(int x) { return x >= 0 ? x / 2 : -((1 - x) / 2); }
+  static constexpr int start = stride_f == 1 ? -pad_f : floor_half(-pad_f);
+  static constexpr int pitch = Problem::halo_fast;                 // pixels of a halo row (of each parity)
+  static constexpr int row_pixels = stride_f * pitch;
+  static constexpr int halo_slow = (tile_s - 1) * stride_s + (taps_s - 1) * dilation_s + 1;
+  __host__ __device__ static constexpr int pixel_of(int tap) {
+    if (stride_f == 1) return tap * dilation_f;
+    const int x = tap * dilation_f - pad_f, half = floor_half(x);
+    return half - start + (x - 2 * half) * pitch;
+  }
+  static constexpr int plane_bytes = (row_pixels * halo_slow * row_bytes + 1023) / 1024 * 1024;  // one chunk of channels
+  static constexpr int box_bytes = row_pixels * halo_slow * row_bytes;
+  static constexpr int stage_bytes = chunks * plane_bytes;
+  static constexpr int tap_bytes = cta_n * row_bytes;
+  static constexpr int weight_bytes = chunks * taps_f * taps_s * tap_bytes;
+
+  static constexpr int consumers = Config::consumers, stages = Config::stages;
+  __host__ __device__ static constexpr int gcd(int a, int b) { return b ? gcd(b, a % b) : a; }
+  // a full barrier belongs to one consumer: one that skipped a phase would misread the parity
+  static constexpr int full_barriers = stages * consumers / gcd(stages, consumers);
+  static constexpr int threads = consumers * 128 + (Config::reassign ? 128 : 32);
+  static constexpr int barrier_offset = (weight_bytes + 1023) / 1024 * 1024 + stages * stage_bytes;
+  static constexpr int smem_bytes = barrier_offset + 8 * (full_barriers + stages + 1 + consumers);
+
+  // Filters of a thread: `lane_filters` adjacent ones of each block of 4 * lane_filters.
+  static constexpr int lane_filters = Problem::lane_filters, block_filters = 4 * lane_filters;
+
+  // Input row i of a tile meets the outputs first(i) ... last(i) of each group's stack.
+  static constexpr int input_rows = (stack - 1) * stride_s + (taps_s - 1) * dilation_s + 1;
+  __host__ __device__ static constexpr int first(int i) {
+    for (int o = 0; o < stack; ++o)
+      if (i >= o * stride_s && (i - o * stride_s) % dilation_s == 0 && (i - o * stride_s) / dilation_s < taps_s) return o;
+    return stack;
+  }
+  __host__ __device__ static constexpr int count(int i) {
+    int n = 0;
+    for (int o = 0; o < stack; ++o)
+      n += i >= o * stride_s && (i - o * stride_s) % dilation_s == 0 && (i - o * stride_s) / dilation_s < taps_s;
+    return n;
+  }
+  // Place of slow tap r in the stack of weights: one input row meets ascending outputs with taps that descend by stride_s.
+  __host__ __device__ static constexpr int place(int r) {
+    int at = 0;
+    for (int residue = 0; residue < stride_s; ++residue)
+      for (int tap = taps_s - 1; tap >= 0; --tap)
+        if (tap % stride_s == residue) {
+          if (tap == r) return at;
+          ++at;
+        }
+    return -1;
+  }
+  // Rows with the same outputs share accumulators; others need their own, since the ranges of wgmmas must not overlap.
+  __host__ __device__ static constexpr bool opens(int i) {
+    for (int j = 0; j < i; ++j)
+      if (count(i) && first(j) == first(i) && count(j) == count(i)) return false;
+    return count(i) > 0;
+  }
+  static constexpr int registers_per_output = cta_n / 2;
+  __host__ __device__ static constexpr int base(int i) {
+    int at = 0;
+    for (int j = 0; j < input_rows; ++j) {
+      if (count(i) && first(j) == first(i) && count(j) == count(i)) return at;
+      if (opens(j)) at += count(j) * registers_per_output;
+    }
+    return at;
+  }
+  static constexpr int accumulators = base(-1);
+
+  // The order of a tile's wgmmas. `fresh`: the first on its accumulators.
+  struct Step {
+    int f, chunk, k, row;
+    bool fresh;
+  };
+  static constexpr int steps_at_most = taps_f * chunks * k_steps * input_rows;
+  struct Program {
+    Step step[steps_at_most];
+    int size;
+  };
+  __host__ __device__ static constexpr Program make_program() {
+    Program p{};
+    p.size = 0;
+    for (int shape = Config::grouped ? stack : 1; shape >= 1; --shape)
+      for (int f = 0; f < taps_f; ++f)
+        for (int chunk = 0; chunk < chunks; ++chunk)
+          for (int k = 0; k < k_steps; ++k)
+            for (int n = stack; n >= 1; --n)
+              for (int i = 0; i < input_rows; ++i) {
+                if (count(i) != n || (Config::grouped && n != shape)) continue;
+                p.step[p.size++] = Step{f, chunk, k, i, f == 0 && chunk == 0 && k == 0 && opens(i)};
+              }
+    return p;
+  }
+  static constexpr Program program = make_program();
+
+  template <int index>
+  __device__ static __forceinline__ void issue(Accumulator (&acc)[accumulators], u64 a, u64 b) {
+    if constexpr (index < program.size) {
+      constexpr Step s = program.step[index];
+      constexpr int n = count(s.row) * cta_n, tap = (s.row - first(s.row) * stride_s) / dilation_s;
+      constexpr int from_a = s.chunk * plane_bytes + (s.row * row_pixels + pixel_of(s.f)) * row_bytes + s.k * 32;
+      constexpr int from_b = ((s.chunk * taps_f + s.f) * taps_s + place(tap)) * tap_bytes + s.k * 32;
+      ptx::Wgmma<Element, n>::template run<!s.fresh>(&acc[base(s.row)], a + from_a / 16, b + from_b / 16);
+      issue<index + 1>(acc, a, b);
+    }
+  }
+
+  // Register x of output o of the stack: the sum over all accumulators that hold a part of it.
+  template <int i>
+  __device__ static __forceinline__ Accumulator sum(const Accumulator (&acc)[accumulators], int o, int x) {
+    if constexpr (i < input_rows) {
+      const Accumulator others = sum<i + 1>(acc, o, x);
+      if constexpr (opens(i)) {
+        if (o >= first(i) && o < first(i) + count(i)) return acc[base(i) + (o - first(i)) * registers_per_output + x] + others;
+      }
+      return others;
+    } else {
+      return 0;
+    }
+  }
+
+  struct Tile {
+    int f, s, n;
+    __device__ explicit Tile(int index) : f(index % tiles_f * tile_f), s(index / tiles_f % tiles_s * tile_s), n(index / (tiles_f * tiles_s)) {}
+  };
+
+  __device__ static __forceinline__ void load_weights(const ptx::TensorMap* map, u32 weights, u32 barrier, int n0) {
+    ptx::barrier_expect(barrier, weight_bytes);
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk)
+#pragma unroll 1
+      for (int s = 0; s < taps_s; ++s)
+#pragma unroll 1
+        for (int f = 0; f < taps_f; ++f) {
+          const u32 target = weights + ((chunk * taps_f + f) * taps_s + place(s)) * tap_bytes;
+          const int tap = across ? s * taps_f + f : f * taps_s + s;
+          if constexpr (Problem::permuted) {
+#pragma unroll 1
+            for (int n = 0; n < cta_n; n += block_filters)
+              ptx::copy_box(target + n * row_bytes, map, barrier, chunk * chunk_elements, 0, (n0 + n) / lane_filters, 0, tap);
+          } else {
+            ptx::copy_box(target, map, barrier, chunk * chunk_elements, n0, tap);
+          }
+        }
+  }
+
+  __device__ static __forceinline__ void load_tile(const ptx::TensorMap* map, u32 stage, u32 barrier, Tile tile) {
+    ptx::barrier_expect(barrier, chunks * box_bytes);
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      const u32 target = stage + chunk * plane_bytes;
+      if constexpr (stride_f == 1)
+        ptx::stream_box(target, map, barrier, chunk * chunk_elements, tile.f + start, tile.s * stride_s - pad_s, tile.n);
+      else
+        ptx::stream_box(target, map, barrier, chunk * chunk_elements, tile.f + start, 0, tile.s * stride_s - pad_s, tile.n);
+    }
+  }
+
+  __device__ static __forceinline__ void store(const Accumulator (&acc)[accumulators], Output* output, Tile tile, int n0) {
+    const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4, quad = lane % 4;
+    const int f = tile.f + lane / 4;
+    constexpr int bytes = lane_filters * int(sizeof(Output)), vector = vector_bytes(bytes);
+    constexpr s64 pixel_f = across ? 1 : Problem::Q, pixel_s = across ? Problem::Q : 1;
+    Output* const image = output + s64(tile.n) * Problem::P * Problem::Q * Problem::K + n0 + quad * lane_filters;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int o = 0; o < stack; ++o) {
+        const int s = tile.s + (warp * 2 + half) * stack + o;
+        if (f >= fast || s >= slow) continue;
+        Output* const pixel = image + (f * pixel_f + s * pixel_s) * Problem::K;
+#pragma unroll
+        for (int n = 0; n < cta_n; n += block_filters) {
+          Output y[lane_filters];
+#pragma unroll
+          for (int j = 0; j < lane_filters; ++j)
+            y[j] = converted<Output>(sum<0>(acc, o, (n / 8 + j / 2) * 4 + half * 2 + j % 2));
+          if constexpr (Problem::permuted) {
+            if (Problem::K % cta_n && n0 + n + quad * lane_filters >= Problem::K) continue;
+#pragma unroll
+            for (int i = 0; i < bytes / vector; ++i) {
+              Vector<vector> v;
+              memcpy(&v, reinterpret_cast<const char*>(y) + i * vector, vector);
+              ptx::store_streaming(reinterpret_cast<char*>(pixel + n) + i * vector, v);
+            }
+          } else {
+#pragma unroll
+            for (int j = 0; j < lane_filters; ++j)
+              if (n0 + n + quad * lane_filters + j < Problem::K) pixel[n + j] = y[j];
+          }
+        }
+      }
+  }
+
+  __device__ static __forceinline__ void run(const ptx::TensorMap* activation, const ptx::TensorMap* filter, Output* output,
+                                             char* shared) {
+    const u32 weights = ptx::shared_address(shared), ring = weights + (weight_bytes + 1023) / 1024 * 1024;
+    const u32 full = weights + barrier_offset, empty = full + full_barriers * 8, loaded = empty + stages * 8, turn = loaded + 8;
+    // the compiler must know that all threads of a warp agree
+    const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0), lane = int(threadIdx.x) % 32;
+    const int n0 = int(blockIdx.x) % blocks_n * cta_n;
+    const int stride = int(gridDim.x) / blocks_n, begin = int(blockIdx.x) / blocks_n;
+    const int count = begin < tiles ? (tiles - begin + stride - 1) / stride : 0;
+
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < full_barriers; ++i) ptx::barrier_init(full + i * 8, 1);
+      for (int i = 0; i < stages; ++i) ptx::barrier_init(empty + i * 8, 4);
+      ptx::barrier_init(loaded, 1);
+      for (int i = 0; i < consumers; ++i) ptx::barrier_init(turn + i * 8, 4);
+      ptx::barrier_init_fence();
+    }
+    if (threadIdx.x == consumers * 128) {
+      ptx::prefetch_map(activation);
+      ptx::prefetch_map(filter);
+    }
+    __syncthreads();
+
+    if (warp >= consumers * 4) {
+      if constexpr (Config::reassign) ptx::release_registers<24>();
+      if (warp > consumers * 4 || lane != 0) return;
+      for (int i = 0; i < count; ++i) {
+        const int stage = i % stages;
+        if (i >= stages) ptx::barrier_wait(empty + stage * 8, (i / stages - 1) & 1);
+        load_tile(activation, ring + stage * stage_bytes, full + i % full_barriers * 8, Tile(begin + i * stride));
+        if (i == 0) load_weights(filter, weights, loaded, n0);
+      }
+    } else {
+      if constexpr (Config::reassign) ptx::claim_registers<Problem::consumer_registers>();
+      const int group = warp / 4;
+      if (count > group) ptx::barrier_wait(loaded, 0);
+      const u64 b = ptx::matrix_descriptor<row_bytes>(weights, 8 * row_bytes);
+#pragma unroll 1
+      for (int i = group; i < count; i += consumers) {
+        const int stage = i % stages, round = i / consumers;
+        const u64 a = ptx::matrix_descriptor<row_bytes>(ring + stage * stage_bytes, stack * stride_s * row_pixels * row_bytes);
+        Accumulator acc[accumulators];
+        ptx::barrier_wait(full + i % full_barriers * 8, (i / full_barriers) & 1);
+        // group 0 waits for the last group's turn of the round before
+        if (Config::turns && i) ptx::barrier_wait(turn + group * 8, group ? round & 1 : (round - 1) & 1);
+        ptx::wgmma_fence();
+        issue<0>(acc, a, b);
+        ptx::wgmma_commit();
+        if (Config::turns && lane == 0) ptx::barrier_arrive(turn + (group + 1) % consumers * 8);
+        ptx::wgmma_wait();
+#pragma unroll
+        for (int j = 0; j < accumulators; ++j) ptx::pin(acc[j]);
+        if (lane == 0) ptx::barrier_arrive(empty + stage * 8);
+        store(acc, output, Tile(begin + i * stride), n0);
+      }
+    }
+  }
+};
