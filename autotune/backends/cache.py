@@ -24,9 +24,7 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 @cache
 def directory() -> Path:
-    """Where binaries are kept: AUTOTUNE_CACHE, else the user's cache directory, else a directory that dies with the
-    host's
-    temporary files."""
+    """Where binaries are kept: AUTOTUNE_CACHE, else the user's cache directory, else a new temporary one."""
     try:
         wanted = Path(os.environ.get("AUTOTUNE_CACHE") or platformdirs.user_cache_path("conv-autotune"))
         wanted.mkdir(parents=True, exist_ok=True)
@@ -34,7 +32,10 @@ def directory() -> Path:
             return wanted
     # platformdirs raises RuntimeError where there is no home directory
     except (OSError, RuntimeError):
-        return Path(tempfile.mkdtemp(prefix="conv-autotune-"))
+        instead = tempfile.mkdtemp(prefix="conv-autotune-")
+        # child processes use the same one
+        os.environ["AUTOTUNE_CACHE"] = instead
+        return Path(instead)
 
 
 def include_directories() -> tuple[Path, ...]:

@@ -81,7 +81,10 @@ def _host(cc: str, path: str) -> Host:
 
 def _find(cc: str, path: str) -> tuple[str, ...]:
     if cc.strip():
-        command = tuple(shlex.split(cc))
+        try:
+            command = tuple(shlex.split(cc))
+        except ValueError:
+            command = (cc,)  # an odd quote: looked up as it stands
         if shutil.which(command[0], path=path) is None:
             raise NoDevice(f"CC is {cc!r}, which is not a command")
         return command
