@@ -16,7 +16,18 @@ import numpy as np
 import pytest
 
 from autotune import ConvProblem, Device, DType
-from autotune.backends import CompileError, ConstraintsError, NoDevice, Operands, backend, cache, cpu, find, host
+from autotune.backends import (
+    CompileError,
+    ConstraintsError,
+    NoDevice,
+    Operands,
+    backend,
+    cache,
+    cpu,
+    cpu_model,
+    find,
+    host,
+)
 from autotune.families import Launch, Source
 from autotune.families.direct_cpu import DirectCpu
 
@@ -82,7 +93,7 @@ def test_the_device_of_this_machine(device):
     assert device == Device(id="cpu", spec=spec)
     assert spec.kind == "cpu"
     assert spec.name
-    assert spec.sm_count == host._cores()
+    assert spec.sm_count == cpu_model.cores()
     assert spec.vector_bytes == {"x86-64-avx512": 64, "x86-64-avx2": 32}.get(spec.arch, 16)
     # a core does at least one vector multiply-add a clock of 1 GHz, and no more than four at 6 GHz
     per_core = spec.rate(DType.F32) / spec.sm_count
@@ -224,7 +235,7 @@ def test_a_remembered_device_is_not_measured_again(tmp_path, monkeypatch):
             if damage is not None:
                 record.write_text(damage)
             found.append(host.host())
-        cores = host._cores()
+        cores = cpu_model.cores()
         assert len(set(found)) == 1
         assert found[0].spec.rates == ((DType.F32, 3e9 * cores),)
         # at first, and after each damage
@@ -263,35 +274,35 @@ def test_a_stored_device_is_found_though_its_rates_differ(device):
 )
 def test_model_names_are_normalised(facts, name, tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text(facts)
-    monkeypatch.setattr(host, "_CPUINFO", tmp_path / "cpuinfo")
-    assert host._name() == name
+    monkeypatch.setattr(cpu_model, "_CPUINFO", tmp_path / "cpuinfo")
+    assert cpu_model.name() == name
 
 
 def test_the_identity_follows_the_instructions_that_the_cpu_has(tmp_path, monkeypatch):
-    monkeypatch.setattr(host, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(cpu_model, "_CPUINFO", tmp_path / "cpuinfo")
     told = []
     for flags in ("fma avx2", "fma avx2 avx512f", "fma avx2"):
         (tmp_path / "cpuinfo").write_text(f"model name: X 1\nflags: {flags}\ncpu MHz: {len(told)}\n")
-        told.append(host._identity())
+        told.append(cpu_model.identity())
     assert told[0] == told[2] != told[1]
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("max 100000", 4), ("250000 100000", 2), ("50000 100000", 1), ("?", 4)])
 def test_cores_follow_the_quota_of_the_control_group(quota, cores, tmp_path, monkeypatch):
     (tmp_path / "cpu.max").write_text(quota)
-    monkeypatch.setattr(host, "_CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr(cpu_model, "_CPU_MAX", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", {0: {0, 1, 2, 5}}.get, raising=False)
-    assert host._cores() == cores
+    assert cpu_model.cores() == cores
 
 
 def test_the_last_level_cache_is_that_of_the_highest_level(tmp_path, monkeypatch):
-    monkeypatch.setattr(host, "_CACHES", tmp_path)
-    assert host._last_level_bytes() == 32 << 20
+    monkeypatch.setattr(cpu_model, "_CPU", tmp_path)
+    assert cpu_model.last_level_bytes() == 32 << 20
     for index, (level, size) in enumerate((("1", "48K"), ("3", "96M"), ("2", "1024K"), ("4", ""))):
-        (tmp_path / f"index{index}").mkdir()
-        (tmp_path / f"index{index}" / "level").write_text(level)
-        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
-    assert host._last_level_bytes() == 96 << 20
+        (tmp_path / "cache" / f"index{index}").mkdir(parents=True)
+        (tmp_path / "cache" / f"index{index}" / "level").write_text(level)
+        (tmp_path / "cache" / f"index{index}" / "size").write_text(f"{size}\n")
+    assert cpu_model.last_level_bytes() == 96 << 20
 
 
 @pytest.mark.parametrize(
@@ -392,12 +403,13 @@ def test_timing_takes_the_operands_in_turn(cpu_backend):
 
 
 def test_the_clock_is_read_where_the_system_tells(cpu_backend, tmp_path, monkeypatch):
-    monkeypatch.setattr(cpu, "_FREQUENCY", tmp_path / "freq")
-    monkeypatch.setattr(cpu, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(cpu_model, "_CPU", tmp_path)
+    monkeypatch.setattr(cpu_model, "_CPUINFO", tmp_path / "cpuinfo")
     assert cpu_backend.clocks() == (None, None)
     (tmp_path / "cpuinfo").write_text("cpu MHz\t\t: 2596.122\n\ncpu MHz\t\t: 3100.7\n")
     assert cpu_backend.clocks() == (3101, None)
-    (tmp_path / "freq").write_text("3400123\n")
+    (tmp_path / "cpufreq").mkdir()
+    (tmp_path / "cpufreq" / "scaling_cur_freq").write_text("3400123\n")
     assert cpu_backend.clocks() == (3400, None)
 
 

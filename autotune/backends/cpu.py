@@ -5,18 +5,16 @@ from __future__ import annotations
 import ctypes
 import itertools
 import platform
-import re
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune import reference
-from autotune.backends import cache
+from autotune.backends import cache, cpu_model
 from autotune.backends.backend import (
     Backend,
     Comparison,
@@ -36,8 +34,6 @@ from autotune.reference import STORAGE
 Bytes = NDArray[np.uint8]
 
 _ALIGNMENT = 256
-_CPUINFO = Path("/proc/cpuinfo")
-_FREQUENCY = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
 
 
 def devices() -> list[Device]:
@@ -145,15 +141,7 @@ class CpuBackend(Backend):
         """Nothing to wait for: a launch has ended when its call returns."""
 
     def clocks(self) -> tuple[int | None, int | None]:
-        try:
-            return int(_FREQUENCY.read_text()) // 1000, None
-        except (OSError, ValueError):
-            pass  # a virtual machine has none
-        try:
-            told = re.findall(r"^cpu MHz\s*:\s*([\d.]+)", _CPUINFO.read_text(), re.MULTILINE)
-        except OSError:
-            told = []
-        return (round(max(map(float, told))) if told else None), None
+        return cpu_model.clock_mhz(), None
 
     def bytes_of(self, name: str, array: Any, problem: ConvProblem) -> Bytes:
         shape = getattr(problem, f"{name}_shape")

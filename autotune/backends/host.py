@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.backends import cache
+from autotune.backends import cache, cpu_model
 from autotune.backends.backend import CompiledKernel, CompileError, NoDevice
 from autotune.device import DeviceSpec
 from autotune.families.family import Source
@@ -32,10 +32,6 @@ from autotune.problem import DType
 
 COMPILE_TIMEOUT_S = 60.0
 _OPTIMISED = ("-std=gnu11", "-O3", "-ffp-contract=fast", "-shared", "-fPIC")
-_CPUINFO = Path("/proc/cpuinfo")
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
-_LAST_LEVEL_BYTES = 32 << 20  # where the system does not tell
 _SAMPLES = 9
 _ITERATIONS = 5_000_000  # of 12 multiply-adds: 5 to 20 ms
 
@@ -66,7 +62,7 @@ def _host(cc: str, path: str) -> Host:
     status, text = _run([*command, "--version"])
     if status or not text.strip():
         raise NoDevice(f"{shlex.join(command)} --version failed: {_first_line(text) or status}")
-    version, cores, identity = text.splitlines()[0].strip(), _cores(), _identity()
+    version, cores, identity = text.splitlines()[0].strip(), cpu_model.cores(), cpu_model.identity()
     key = "\0".join([shlex.join(command), version, str(cores), identity, cache.digest(_roofline(16))])
     record = cache.directory() / f"cpu-{hashlib.sha256(key.encode()).hexdigest()}.json"
     # one process measures, others wait: two at once would measure half the rates
@@ -160,10 +156,10 @@ def _probe(command: tuple[str, ...], version: str, cores: int, identity: str) ->
     operations_per_s, bytes_per_s = _measure(compiled.path, cores)
     spec = DeviceSpec(
         kind="cpu",
-        name=_name(),
+        name=cpu_model.name(),
         arch=arch,
         sm_count=cores,
-        l2_bytes=_last_level_bytes(),
+        l2_bytes=cpu_model.last_level_bytes(),
         vector_bytes=vector_bytes,
         bytes_per_s=bytes_per_s,
         rates=((DType.F32, operations_per_s),),
@@ -202,7 +198,7 @@ def _measure(path: str, cores: int) -> tuple[float, float]:
     for function in (library.multiply_add, library.copy):
         function.restype = ctypes.c_int64
     values = [np.array([0.5, 0], np.float32) for _ in range(cores)]
-    nbytes = min(max(4 * _last_level_bytes(), 64 << 20), 256 << 20) // cores
+    nbytes = min(max(4 * cpu_model.last_level_bytes(), 64 << 20), 256 << 20) // cores
     buffers = [(np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)) for _ in range(cores)]
 
     def multiply_add(core: int) -> int:
@@ -249,58 +245,3 @@ def _write(path: Path, flags: tuple[str, ...], spec: DeviceSpec) -> None:
         handle.flush()
         os.fsync(handle.fileno())
     building.replace(path)
-
-
-# What the system says about the CPU
-
-
-def _cpuinfo() -> dict[str, str]:
-    """The facts of the first core, by their names in /proc/cpuinfo; empty where there is no such file."""
-    try:
-        first = _CPUINFO.read_text(errors="replace").split("\n\n")[0]
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _name() -> str:
-    facts = _cpuinfo()
-    arm = f"{platform.machine()} {facts['CPU implementer']}-{facts['CPU part']}" if "CPU part" in facts else ""
-    name = facts.get("model name") or arm or platform.processor() or platform.machine()
-    name = re.sub(r"\((R|TM|C)\)|\bCPU\b|\b\d+-Core\b|\bProcessor\b|@.*", " ", name, flags=re.IGNORECASE)
-    name = " ".join(name.split())
-    # a virtual machine may hide the model's number
-    if "cpu family" in facts and not re.search(r"\d", name):
-        name += f" family {facts['cpu family']} model {facts['model']}"
-    return name
-
-
-def _identity() -> str:
-    facts = _cpuinfo()
-    names = ("model name", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features")
-    told = [facts.get(name, "") for name in names]
-    return hashlib.sha256("\0".join([platform.machine(), platform.processor(), *told]).encode()).hexdigest()[:16]
-
-
-def _cores() -> int:
-    """Cores that this process may use: its affinity, and a whole-number share of its control group's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = _CPU_MAX.read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
-
-
-def _last_level_bytes() -> int:
-    found = []
-    for index in _CACHES.glob("index*"):
-        try:
-            level, size = (index / "level").read_text(), (index / "size").read_text().strip()
-        except OSError:
-            continue
-        unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(size[-1:], 0)
-        if unit and size[:-1].isdigit():
-            found.append((int(level), int(size[:-1]) * unit))
-    return max(found)[1] if found else _LAST_LEVEL_BYTES
