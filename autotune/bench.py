@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.backends import Backend, NoDevice, compiler_for, find, open_backend
 from autotune.backends.cudnn import Cudnn
 from autotune.device import roofline_us
-from autotune.families import FAMILIES, family_named
+from autotune.families import FAMILIES, Family, family_named
 from autotune.measure.failures import FAILURES
 from autotune.measure.harness import Harness, Loaded
 from autotune.problem import ConvProblem, DType
@@ -78,15 +78,17 @@ def layers_of(path: Path, dtype: DType) -> list[Layer]:
         raise ValueError(f"{path} is not a suite of layers: {error!r}") from error
 
 
-def compare(layer: Layer, store: Store, device: str, trials: int, seed: int = 0) -> Row:
+def compare(
+    layer: Layer, store: Store, device: str, trials: int, seed: int = 0, families: Sequence[Family] = FAMILIES
+) -> Row:
     """Tune a layer, then time its winner, the default and the rival's plans in turn on the same operand sets."""
     problem = layer.problem
     start = time.monotonic()
-    result = tune(problem, store=store, device=device, trials=trials, seed=seed)
+    result = tune(problem, store=store, device=device, trials=trials, seed=seed, families=families)
     seconds = time.monotonic() - start
     backend = open_backend(find(device))
     harness = Harness(backend, problem, secrets.randbits(31))
-    default = _default(backend, problem)
+    default = _default(backend, problem, families)
     ours = [_loaded(harness, backend, problem, config) for config in (result.best.config, default)]
     firsts = [harness.verify(loaded).median_us for loaded in ours]
     rival, plans = _rival(harness, problem)
@@ -116,6 +118,7 @@ def run(
     trials: int,
     out: Path,
     seconds: float | None = None,
+    families: Sequence[Family] = FAMILIES,
     progress: Callable[[Row], None] | None = None,
 ) -> list[Row]:
     """Compare layer after layer and write the table after each; layers that ``out`` already holds are not run again.
@@ -130,7 +133,7 @@ def run(
             continue
         if seconds is not None and time.monotonic() - start > seconds:
             break
-        row = compare(layer, store, device, trials)
+        row = compare(layer, store, device, trials, families=families)
         rows.append(row)
         write(out, rows, device)
         if progress is not None:
@@ -176,8 +179,8 @@ def geometric_mean(values: Sequence[float]) -> float | None:
     return math.exp(sum(math.log(v) for v in values) / len(values)) if values else None
 
 
-def _default(backend: Backend, problem: ConvProblem) -> Config:
-    defaults = [(f, f.default(problem, backend.spec)) for f in FAMILIES if f.kind == backend.spec.kind]
+def _default(backend: Backend, problem: ConvProblem, families: Sequence[Family]) -> Config:
+    defaults = [(f, f.default(problem, backend.spec)) for f in families if f.kind == backend.spec.kind]
     legal = [(f.predict_us(c, problem, backend.spec), c) for f, c in defaults if c is not None]
     return min(legal, key=lambda found: found[0])[1]
 

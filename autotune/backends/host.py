@@ -141,18 +141,17 @@ def _first_line(text: str) -> str:
 def _probe(command: tuple[str, ...], version: str, cores: int, identity: str) -> tuple[tuple[str, ...], DeviceSpec]:
     native, macros = _native(command)
     arch, vector_bytes = _arch(macros)
-    roofline = _roofline(vector_bytes)
-    flags = (*_OPTIMISED, *native, "-fopenmp")
+    flags = (*_OPTIMISED, *native)
     try:
-        compiled = _compile(roofline, command, version, flags, identity)
-    except CompileError:
-        # a compiler without OpenMP: kernels run on one core
-        flags, cores = (*_OPTIMISED, *native), 1
-        try:
-            compiled = _compile(roofline, command, version, flags, identity)
-        except CompileError as error:
-            reason = _first_line(str(error))
-            raise NoDevice(f"{shlex.join(command)} cannot build a shared library: {reason}") from None
+        compiled = _compile(_roofline(vector_bytes), command, version, flags, identity)
+    except CompileError as error:
+        reason = _first_line(str(error))
+        raise NoDevice(f"{shlex.join(command)} cannot build a shared library: {reason}") from None
+    if _has_openmp(command, version, (*flags, "-fopenmp"), identity):
+        flags = (*flags, "-fopenmp")
+    else:
+        # kernels run on one core
+        cores = 1
     operations_per_s, bytes_per_s = _measure(compiled.path, cores)
     spec = DeviceSpec(
         kind="cpu",
@@ -165,6 +164,18 @@ def _probe(command: tuple[str, ...], version: str, cores: int, identity: str) ->
         rates=((DType.F32, operations_per_s),),
     )
     return flags, spec
+
+
+def _has_openmp(command: tuple[str, ...], version: str, flags: tuple[str, ...], identity: str) -> bool:
+    """True when a team of two threads runs: a compiler may know OpenMP and lack its library."""
+    text = (
+        "int team(void) {\n  int n = 0;\n#pragma omp parallel num_threads(2) reduction(+ : n)\n  n++;\n  return n;\n}\n"
+    )
+    source = Source(language="c", stem="openmp", text=text, entry="team")
+    try:
+        return int(ctypes.CDLL(_compile(source, command, version, flags, identity).path).team()) == 2
+    except (CompileError, OSError):
+        return False
 
 
 def _native(command: tuple[str, ...]) -> tuple[tuple[str, ...], frozenset[str]]:

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from autotune.device import DeviceSpec
 from autotune.families.direct_cpu import DirectCpu
 from autotune.families.family import Family, Knob, Launch, Source, TensorMap
+from autotune.families.halo_wgmma import HaloWgmma
 from autotune.families.igemm_mma import IgemmMma
 from autotune.problem import ConvProblem
 
-FAMILIES: tuple[Family, ...] = (IgemmMma(), DirectCpu())
+FAMILIES: tuple[Family, ...] = (HaloWgmma(), IgemmMma(), DirectCpu())
 
 __all__ = [
     "FAMILIES",
     "DirectCpu",
     "Family",
+    "HaloWgmma",
     "IgemmMma",
     "Knob",
     "Launch",

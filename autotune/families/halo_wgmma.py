@@ -1,4 +1,4 @@
-"""Family halo_wgmma: convolution with few filters on sm_90a, the input halo staged once, taps as shifted descriptors."""
+"""Family halo_wgmma: convolution with few filters on sm_90a, each halo staged once, taps as shifted descriptors."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class HaloWgmma(Family):
         """All combinations, whole groups skipped by the same rules that ``illegal`` states."""
         shape, pipeline = self.knobs[:4], self.knobs[4:]
         for tile in itertools.product(*(knob.candidates for knob in shape)):
-            if self._illegal_tile(_Tile(*tile, 1, 2, 0, 0, 0), problem, device) is None:
+            if self._illegal_tile(_Tile(*(*tile, 1, 2, 0, 0, 0)), problem, device) is None:
                 yield from ((*tile, *rest) for rest in itertools.product(*(knob.candidates for knob in pipeline)))
 
     def _illegal_tile(self, t: _Tile, p: ConvProblem, device: DeviceSpec) -> str | None:
@@ -215,7 +215,8 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
 
     def predict_us(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> float:
         """Clocks of one block's tiles: products take max(n/2, 16 + n/4) clocks of the shared-memory port and the tensor
-        cores, a tile's copy its bytes at 128 a clock; at least the layer's memory traffic (fitted on H200, 2026-11-30)."""
+        cores, a tile's copy its bytes at 128 a clock; at least the layer's memory traffic (fitted on H200,
+        2026-11-30)."""
         t = _Tile.of(config)
         g = _geometry(t, problem)
         columns = [count * t.cta_n for _, count in g.windows if count]
@@ -323,7 +324,7 @@ def _activation_map(t: _Tile, g: _Geometry, p: ConvProblem) -> TensorMap:
 
 
 def _filter_map(t: _Tile, p: ConvProblem) -> TensorMap:
-    """KRSC as (c, filter, tap), or, permuted, as (c, even or odd, lane, pair, tap): filter = lane * n + 2 * pair + odd."""
+    """KRSC as (c, filter, tap); permuted, as (c, odd, lane, pair, tap) with filter = lane * n + 2 * pair + odd."""
     e = p.dtype.bytes
     tap, each = p.C * e, p.R * p.S * p.C * e
     elements = t.chunk_bytes // e

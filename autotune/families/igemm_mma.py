@@ -186,6 +186,8 @@ class IgemmMma(Family):
         per_split = ceil(slices / t.split_k)
         if t.stages > 2 and t.stages - 1 > per_split:
             return f"{per_split} slices do not fill {t.stages} stages"
+        if t.ahead and per_split < 2:
+            return "ahead needs a slice before another"
         if t.split_k > 1:
             if per_split < 2 or (t.split_k - 1) * per_split >= slices:
                 return f"{slices} slices are too few for split_k={t.split_k}"
@@ -307,10 +309,11 @@ igemm_mma(const Kernel::Element* activation, const Kernel::Element* filter, Kern
     @staticmethod
     def _registers(t: _Tile, problem: ConvProblem) -> int:
         """Registers of a thread that does not spill: accumulators, two steps of fragments, three for each row of pixels
-        it loads, and the rest. The compiler takes more where it may."""
+        it loads, and the rest, more with a ragged last column. The compiler takes more where it may."""
         fragments = 2 * (t.warp_m // 16 * 4 + t.warp_n // 8 * 2)
         rows = -(-t.cta_m // _rows_per_pass(t, problem))
-        return t.warp_m * t.warp_n // 32 + fragments + 3 * rows + (48 if t.ahead else 28)
+        rest = (48 if t.ahead else 28) + (12 if _layer(problem).filters % t.cta_n else 0)
+        return t.warp_m * t.warp_n // 32 + fragments + 3 * rows + rest
 
 
 class _Layer(NamedTuple):

@@ -20,7 +20,7 @@ def is_legal_n(n: int, dtype: DType) -> bool:
 
 
 def wgmma_text(dtype: DType, columns: Iterable[int]) -> str:
-    """Specialisations of ``ptx::Wgmma`` for these numbers of columns; nothing where another compiler executes the text."""
+    """Specialisations of ``ptx::Wgmma`` for these numbers of columns; nothing for a compiler that is not NVRTC."""
     parts = [_one(dtype, n) for n in sorted(set(columns))]
     return "\n".join(["#ifdef __CUDACC_RTC__", *parts, "#endif"])
 
