@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -97,7 +98,7 @@ def environment_script(command: str, folder: Path, **programs: str) -> subproces
         program.chmod(0o755)
     for name in ("basename", "dirname"):
         (folder / name).symlink_to(next(p for d in ("/usr/bin", "/bin") if (p := Path(d) / name).exists()))
-    source = f"source {ROOT / 'scripts' / 'environment.sh'}; {command}"
+    source = f"source {shlex.quote(str(ROOT / 'scripts' / 'environment.sh'))}; {command}"
     bash = ["/bin/bash", "-c", source, "check"]
     return subprocess.run(bash, env={"PATH": str(folder)}, capture_output=True, text=True, check=False, timeout=60)
 
