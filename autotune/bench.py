@@ -117,13 +117,14 @@ def run(
     *,
     trials: int,
     out: Path,
+    command: str = "",
     seconds: float | None = None,
     families: Sequence[Family] = FAMILIES,
     progress: Callable[[Row], None] | None = None,
 ) -> list[Row]:
     """Compare layer after layer and write the table after each; layers that ``out`` already holds are not run again.
 
-    seconds: start no layer later than that. The file is a JSON object: device, driver, date, and ``rows``.
+    seconds: start no layer later than that. The file is a JSON object: device, date, command, and ``rows``.
     """
     start = time.monotonic()
     rows = read(out) if out.exists() else []
@@ -135,7 +136,7 @@ def run(
             break
         row = compare(layer, store, device, trials, families=families)
         rows.append(row)
-        write(out, rows, device)
+        write(out, rows, device, command)
         if progress is not None:
             progress(row)
     return rows
@@ -146,11 +147,11 @@ def read(path: Path) -> list[Row]:
     return [Row(**row) for row in json.loads(path.read_text())["rows"]]
 
 
-def write(path: Path, rows: Sequence[Row], device: str) -> None:
+def write(path: Path, rows: Sequence[Row], device: str, command: str) -> None:
     """Write rows as JSON, whole or not at all."""
     spec = find(device).spec
     assert spec is not None
-    about = {"device": spec.name, "date": datetime.now(UTC).date().isoformat()}
+    about = {"device": spec.name, "date": datetime.now(UTC).date().isoformat(), "command": command}
     text = json.dumps(about | {"rows": [asdict(row) for row in rows]}, indent=1)
     scratch = path.with_suffix(".part")
     scratch.write_text(text + "\n")
