@@ -1,0 +1,188 @@
+// Runs a kernel's library on the host: the program that tests start, one kernel with one set of operands each time.
+//
+// usage: driver LIBRARY DYNAMIC GRID BLOCK SMEM_BYTES ALIGNMENT ARCH SEED LAUNCHES SECONDS [NAME:USE:BYTES:FILE]...
+// DYNAMIC: the library's array of dynamic shared memory. USE: input, output or workspace; the kernel's parameters in
+// order. Prints `ok`, or `fault` and what is wrong in one line.
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <link.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+
+#include "cuda.hpp"
+#include "machine.hpp"
+
+#undef memcpy
+
+namespace host {
+
+Launch launch;
+Library library;
+
+namespace {
+
+uint64_t random_state;
+bool running;  // a block
+void (*run_kernel)(void* const*);
+std::vector<void*> operands;
+std::vector<void*> arguments;  // the operands' addresses
+
+}  // namespace
+
+std::string place(Site site) {
+  char text[32];
+  // one less: within the call, not after it
+  std::snprintf(text, sizeof text, "{%#tx}", static_cast<const char*>(site) - library.code - 1);
+  return text;
+}
+
+void fault(const char* format, ...) {
+  std::printf("fault ");
+  va_list values;
+  va_start(values, format);
+  std::vprintf(format, values);
+  va_end(values);
+  if (running) std::printf(": thread %u of block %u", threadIdx.x, blockIdx.x);
+  std::printf("\n");
+  std::fflush(stdout);
+  _exit(1);
+}
+
+// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)
+unsigned draw(unsigned limit) {
+  uint64_t x = random_state += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return unsigned(((x ^ (x >> 31)) >> 32) * limit >> 32);
+}
+
+namespace {
+
+void on_signal(int number, siginfo_t* information, void* context) {
+#if defined(__x86_64__)
+  const auto counter = static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP];
+#elif defined(__aarch64__)
+  const auto counter = static_cast<ucontext_t*>(context)->uc_mcontext.pc;
+#else
+  const uintptr_t counter = 0;
+#endif
+  // one more: what `place` takes off
+  const Site site = reinterpret_cast<const char*>(counter) + 1;
+  const bool inside = site >= library.code && site < library.end;
+  const std::string where = inside ? place(site) : "a place outside the kernel";
+  if (number == SIGALRM) fault("does not end, at %s", where.c_str());
+  if (number == SIGILL) fault("an overflow, a shift or an index beyond an array, at %s", where.c_str());
+  fault("signal %d for address %p, at %s", number, information->si_addr, where.c_str());
+}
+
+void catch_signals(unsigned seconds) {
+  static char stack[64 << 10];
+  const stack_t other{stack, 0, sizeof stack};
+  sigaltstack(&other, nullptr);
+  struct sigaction action {};
+  action.sa_sigaction = on_signal;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  for (int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGALRM}) sigaction(number, &action, nullptr);
+  alarm(seconds);
+}
+
+// What the kernel's library is: the program header that holds `run_kernel`.
+int describe(dl_phdr_info* found, size_t, void*) {
+  const char* base = reinterpret_cast<const char*>(found->dlpi_addr);
+  const char* end = base;
+  size_t local_bytes = 0;
+  for (int i = 0; i < found->dlpi_phnum; ++i) {
+    const auto& header = found->dlpi_phdr[i];
+    if (header.p_type == PT_LOAD) end = std::max(end, base + header.p_vaddr + header.p_memsz);
+    if (header.p_type == PT_TLS) local_bytes = header.p_memsz;
+  }
+  const char* code = reinterpret_cast<const char*>(run_kernel);
+  if (code < base || code >= end) return 0;
+  library.code = base;
+  library.end = end;
+  library.shared = static_cast<char*>(found->dlpi_tls_data);
+  library.shared_bytes = local_bytes;
+  return 1;
+}
+
+template <class Pointer>
+Pointer symbol(void* handle, const char* name) {
+  void* found = dlsym(handle, name);
+  if (!found) fault("%s", dlerror());
+  return reinterpret_cast<Pointer>(found);
+}
+
+void open_library(const char* path, const char* dynamic) {
+  void* handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!handle) fault("%s", dlerror());
+  run_kernel = symbol<void (*)(void* const*)>(handle, "run_kernel");
+  library.dynamic = symbol<char*>(handle, dynamic);
+  library.dynamic_capacity = *symbol<const size_t*>(handle, "dynamic_capacity");
+  if (!dl_iterate_phdr(describe, nullptr)) fault("%s is not loaded", path);
+  if (launch.smem_bytes > library.dynamic_capacity) fault("%u bytes of dynamic shared memory are too many", launch.smem_bytes);
+}
+
+void add_operand(const std::string& text) {
+  const size_t one = text.find(':'), two = text.find(':', one + 1), three = text.find(':', two + 1);
+  if (three == std::string::npos) fault("not an operand: %s", text.c_str());
+  const std::string name = text.substr(0, one), use = text.substr(one + 1, two - one - 1), file = text.substr(three + 1);
+  const size_t bytes = std::strtoull(text.c_str() + two + 1, nullptr, 10);
+  const bool input = use == "input";
+  void* at = nullptr;
+  if (bytes) {
+    const int descriptor = open(file.c_str(), O_RDWR);
+    at = mmap(nullptr, bytes, input ? PROT_READ : PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    if (descriptor < 0 || at == MAP_FAILED) fault("cannot map %s", file.c_str());
+    close(descriptor);
+    global_add(name, input ? Use::input : use == "output" ? Use::output : Use::workspace, static_cast<char*>(at), bytes);
+  }
+  operands.push_back(at);
+}
+
+void launch_once() {
+  std::vector<unsigned> blocks(launch.grid);
+  std::iota(blocks.begin(), blocks.end(), 0u);
+  for (size_t i = blocks.size(); i > 1; --i) std::swap(blocks[i - 1], blocks[draw(unsigned(i))]);
+  global_start_launch();
+  for (unsigned block : blocks) {
+    order_start(int(launch.block));
+    shared_start();
+    instructions_start(int(launch.block));
+    global_start_block(block);
+    running = true;
+    run_block(block, [] { run_kernel(arguments.data()); });
+    running = false;
+  }
+  global_end_launch();
+}
+
+}  // namespace
+
+int run(int count, char** words) {
+  if (count < 11) fault("usage: driver LIBRARY DYNAMIC GRID BLOCK SMEM_BYTES ALIGNMENT ARCH SEED LAUNCHES SECONDS [OPERAND]...");
+  const auto number = [&](int i) { return unsigned(std::strtoul(words[i], nullptr, 10)); };
+  launch = {number(3), number(4), number(5), number(6), number(7)};
+  if (launch.block % 32 || !launch.block || launch.block > 1024) fault("%u threads are not whole warps", launch.block);
+  random_state = number(8);
+  open_library(words[1], words[2]);
+  for (int i = 11; i < count; ++i) add_operand(words[i]);
+  for (void*& operand : operands) arguments.push_back(&operand);
+  catch_signals(number(10));
+  for (unsigned i = 0; i < number(9); ++i) launch_once();
+  std::puts("ok");
+  return 0;
+}
+
+}  // namespace host
+
+int main(int count, char** words) { return host::run(count, words); }

@@ -1,0 +1,152 @@
+// Global memory: the operands' bounds and use, and whether another block may see what one wrote.
+#include <algorithm>
+
+#include "machine.hpp"
+
+namespace host {
+
+namespace {
+
+constexpr size_t word_bytes = 4;
+
+// Who wrote a word of a workspace last in this launch; block 0 is nobody.
+struct Written {
+  uint32_t block;
+  uint32_t fences;  // that the writer had passed by then
+  Stamp stamp;
+};
+
+struct Region {
+  std::string name;
+  Use use;
+  char* begin;
+  size_t bytes;
+  std::vector<uint32_t> writers;  // of an output: for every byte the block, counted from 1
+  std::vector<Written> words;     // of a workspace
+};
+
+std::vector<Region> regions;
+uint32_t block;  // counted from 1
+std::vector<std::vector<uint32_t>> fences;  // that the threads of each block passed
+uint64_t now;                               // counts atomics and fences
+uint64_t last_atomic;                       // of this block
+std::vector<uint64_t> last_fence;           // of this block's threads
+
+Region& region_at(const void* pointer, int bytes, int alignment, const char* act, Site site) {
+  const char* at = static_cast<const char*>(pointer);
+  if (reinterpret_cast<uintptr_t>(at) % uintptr_t(alignment))
+    fault("%s %d bytes at an address that is not aligned to %d, at %s", act, bytes, alignment, place(site).c_str());
+  for (Region& region : regions)
+    if (at >= region.begin && at + bytes <= region.begin + region.bytes) return region;
+  // the operand it comes closest to
+  const Region* nearest = nullptr;
+  ptrdiff_t distance = 0;
+  for (const Region& region : regions) {
+    const ptrdiff_t beyond = std::max<ptrdiff_t>(region.begin - at, at + bytes - (region.begin + ptrdiff_t(region.bytes)));
+    if (!nearest || beyond < distance) nearest = &region, distance = beyond;
+  }
+  if (!nearest) fault("%s %d bytes outside every operand, at %s", act, bytes, place(site).c_str());
+  fault("%s %d bytes at byte %td of %s, which has %zu, at %s", act, bytes, at - nearest->begin, nearest->name.c_str(),
+        nearest->bytes, place(site).c_str());
+}
+
+size_t first_word(const Region& region, const void* at) { return size_t(static_cast<const char*>(at) - region.begin) / word_bytes; }
+
+size_t end_word(const Region& region, const void* at, int bytes) {
+  return (size_t(static_cast<const char*>(at) - region.begin) + size_t(bytes) + word_bytes - 1) / word_bytes;
+}
+
+void read(const void* at, int bytes, int alignment, bool through_l2, Site site) {
+  const Region& region = region_at(at, bytes, alignment, "reads", site);
+  if (region.use == Use::output) fault("reads the output at %s", place(site).c_str());
+  if (region.use != Use::workspace) return;
+  for (size_t i = first_word(region, at); i < end_word(region, at, bytes); ++i) {
+    const Written& word = region.words[i];
+    const std::string where = "word " + std::to_string(i) + " of " + region.name;
+    if (!word.block) fault("reads %s, which nobody wrote in this launch, at %s", where.c_str(), place(site).c_str());
+    if (word.block == block) {
+      if (!happened_before(word.stamp, current))
+        fault("a barrier is missing: reads %s, which thread %d writes, at %s", where.c_str(), thread_of(word.stamp),
+              place(site).c_str());
+      continue;
+    }
+    if (fences[word.block - 1][size_t(thread_of(word.stamp))] <= word.fences)
+      fault("reads %s at %s, which block %u did not make visible by __threadfence", where.c_str(), place(site).c_str(),
+            word.block - 1);
+    if (!last_atomic || last_fence[size_t(current)] < last_atomic)
+      fault("reads %s of block %u at %s with no __threadfence after the atomic that tells of it", where.c_str(),
+            word.block - 1, place(site).c_str());
+    if (!through_l2)
+      fault("reads %s of block %u at %s, perhaps from a stale first-level cache", where.c_str(), word.block - 1,
+            place(site).c_str());
+  }
+}
+
+}  // namespace
+
+void global_add(const std::string& name, Use use, char* begin, size_t bytes) {
+  regions.push_back({name, use, begin, bytes, {}, {}});
+}
+
+void global_start_launch() {
+  fences.assign(launch.grid, {});
+  for (Region& region : regions) {
+    if (region.use == Use::output) region.writers.assign(region.bytes, 0);
+    if (region.use == Use::workspace) region.words.assign((region.bytes + word_bytes - 1) / word_bytes, {});
+  }
+}
+
+void global_start_block(unsigned index) {
+  block = index + 1;
+  fences[index].assign(launch.block, 0);
+  last_fence.assign(launch.block, 0);
+  last_atomic = 0;
+}
+
+void global_read(const void* at, int bytes, int alignment, Site site) {
+  // constants of the kernel itself
+  const char* byte = static_cast<const char*>(at);
+  if (byte >= library.code && byte + bytes <= library.end) return;
+  read(at, bytes, alignment, false, site);
+}
+
+void global_load_l2(const void* at, int bytes, int alignment, Site site) { read(at, bytes, alignment, true, site); }
+
+void global_write(const void* at, int bytes, int alignment, Site site) {
+  Region& region = region_at(at, bytes, alignment, "writes", site);
+  if (region.use == Use::input) fault("writes to %s at %s", region.name.c_str(), place(site).c_str());
+  if (region.use == Use::output) {
+    const size_t first = size_t(static_cast<const char*>(at) - region.begin);
+    for (size_t i = first; i < first + size_t(bytes); ++i) {
+      if (region.writers[i])
+        fault("writes byte %zu of %s for the second time, first in block %u, at %s", i, region.name.c_str(),
+              region.writers[i] - 1, place(site).c_str());
+      region.writers[i] = block;
+    }
+    return;
+  }
+  const Written word{block, fences[block - 1][size_t(current)], stamp_of(current)};
+  for (size_t i = first_word(region, at); i < end_word(region, at, bytes); ++i) region.words[i] = word;
+}
+
+void global_atomic(const void* at, int bytes, Site site) {
+  const Region& region = region_at(at, bytes, bytes, "atomically changes", site);
+  if (region.use != Use::workspace) fault("atomically changes %s at %s", region.name.c_str(), place(site).c_str());
+  last_atomic = ++now;
+}
+
+void global_fence(int thread) {
+  ++fences[block - 1][size_t(thread)];
+  last_fence[size_t(thread)] = ++now;
+}
+
+void global_end_launch() {
+  for (const Region& region : regions) {
+    const size_t missing = size_t(std::count(region.writers.begin(), region.writers.end(), 0u));
+    if (missing)
+      fault("%zu of %zu bytes of %s were not written, the first at byte %td", missing, region.bytes, region.name.c_str(),
+            std::find(region.writers.begin(), region.writers.end(), 0u) - region.writers.begin());
+  }
+}
+
+}  // namespace host

@@ -1,0 +1,172 @@
+// Shared memory: 32-bit addresses, bounds and alignment, and for every byte who wrote and who read it last.
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "machine.hpp"
+
+namespace host {
+
+namespace {
+
+// Where dynamic shared memory starts: no more aligned than the kernel asks for. Below lies what a device keeps for itself.
+constexpr uint32_t reserved_bytes = 1024;
+// Where the variables that a kernel declares start.
+constexpr uint32_t static_start = 1u << 20;
+// What unwritten bytes hold.
+constexpr int unwritten_byte = 0xfd;
+
+struct Cell {
+  Stamp writer;
+  uint32_t writer_site;  // offset of the library
+  uint32_t readers;      // number of a set of readers since it was written
+};
+
+struct Reader {
+  Stamp stamp;
+  uint32_t site;
+};
+
+std::vector<Cell> cells;
+// Sets of readers, of whom none is known to the others; set 0 is empty.
+std::vector<std::vector<Reader>> reader_sets;
+std::map<std::pair<uint32_t, Stamp>, uint32_t> unions;  // of a set and one more reader
+
+uint32_t dynamic_start() { return reserved_bytes + std::min(launch.alignment, reserved_bytes); }
+
+uint32_t offset_of(Site site) { return uint32_t(static_cast<const char*>(site) - library.code); }
+
+std::string place_of(uint32_t offset) { return place(library.code + offset); }
+
+std::string name_of(Stamp stamp) {
+  return stamp == in_flight ? "a copy that is still in flight" : "thread " + std::to_string(thread_of(stamp));
+}
+
+std::string byte_name(const char* at) {
+  if (at >= library.dynamic && at < library.dynamic + library.dynamic_capacity)
+    return "byte " + std::to_string(at - library.dynamic) + " of dynamic shared memory";
+  return "byte " + std::to_string(at - library.shared) + " of the kernel's shared variables";
+}
+
+[[noreturn]] void race(const char* at, const char* act, Site site, const char* other_act, Stamp other, uint32_t other_site) {
+  fault("a barrier is missing: %s %s at %s, and %s %s it at %s", act, byte_name(at).c_str(), place(site).c_str(),
+        name_of(other).c_str(), other_act, place_of(other_site).c_str());
+}
+
+uint32_t with_reader(uint32_t set, int thread, Site site) {
+  const Stamp stamp = stamp_of(thread);
+  uint32_t& known = unions[{set, stamp}];
+  if (known) return known;
+  std::vector<Reader> members{{stamp, offset_of(site)}};
+  for (const Reader& reader : reader_sets[set])
+    if (!happened_before(reader.stamp, thread)) members.push_back(reader);
+  reader_sets.push_back(std::move(members));
+  return known = uint32_t(reader_sets.size() - 1);
+}
+
+Cell* cells_at(const char* at) { return &cells[size_t(at - library.shared)]; }
+
+void check_bounds(const char* at, int bytes, Site site) {
+  const char* dynamic_end = library.dynamic + launch.smem_bytes;
+  const char* array_end = library.dynamic + library.dynamic_capacity;
+  // touches the part of the array that the launch does not provide
+  if (at + bytes > dynamic_end && at < array_end && at + bytes > library.dynamic)
+    fault("%d bytes at byte %td of %u of dynamic shared memory, at %s", bytes, at - library.dynamic, launch.smem_bytes,
+          place(site).c_str());
+  if (at < library.shared || at + bytes > library.shared + library.shared_bytes)
+    fault("%d bytes outside shared memory, at %s", bytes, place(site).c_str());
+}
+
+// Whether the bytes may be overwritten by `thread`.
+void check_overwrite(const char* at, int bytes, int thread, Site site) {
+  check_bounds(at, bytes, site);
+  const Cell* cell = cells_at(at);
+  Stamp writer = 0;
+  uint32_t readers = 0;
+  for (int i = 0; i < bytes; ++i) {
+    if (cell[i].writer != writer) {
+      writer = cell[i].writer;
+      if (writer && !happened_before(writer, thread)) race(at + i, "writes", site, "writes", writer, cell[i].writer_site);
+    }
+    if (cell[i].readers != readers) {
+      readers = cell[i].readers;
+      for (const Reader& reader : reader_sets[readers])
+        if (!happened_before(reader.stamp, thread)) race(at + i, "writes", site, "reads", reader.stamp, reader.site);
+    }
+  }
+}
+
+void set_writer(const char* at, int bytes, Stamp writer, uint32_t site) { std::fill_n(cells_at(at), bytes, Cell{writer, site, 0}); }
+
+}  // namespace
+
+void shared_start() {
+  cells.assign(library.shared_bytes, Cell{});
+  reader_sets.assign(1, {});
+  unions.clear();
+  std::memset(library.shared, unwritten_byte, library.shared_bytes - library.dynamic_capacity);
+  std::memset(library.dynamic, unwritten_byte, launch.smem_bytes);
+}
+
+bool is_shared(const void* pointer) { return pointer >= library.shared && pointer < library.shared + library.shared_bytes; }
+
+char* shared_at(uint32_t address, int bytes, int alignment, Site site) {
+  if (address % uint32_t(alignment))
+    fault("shared address %#x is not aligned to %d bytes, at %s", address, alignment, place(site).c_str());
+  char* at = address >= static_start ? library.shared + (address - static_start)
+                                     : library.dynamic + (int64_t(address) - dynamic_start());
+  if (address < static_start && (at < library.dynamic || at + bytes > library.dynamic + launch.smem_bytes))
+    fault("%d bytes at byte %td of %u of dynamic shared memory, at %s", bytes, at - library.dynamic, launch.smem_bytes,
+          place(site).c_str());
+  check_bounds(at, bytes, site);
+  return at;
+}
+
+uint32_t shared_address(const void* pointer) {
+  const char* at = static_cast<const char*>(pointer);
+  if (!is_shared(at)) fault("not an address in shared memory, at %s", place(HOST_SITE).c_str());
+  if (at >= library.dynamic && at <= library.dynamic + launch.smem_bytes) return dynamic_start() + uint32_t(at - library.dynamic);
+  return static_start + uint32_t(at - library.shared);
+}
+
+bool shared_read(const char* at, int bytes, int thread, Site site, Unwritten unwritten) {
+  check_bounds(at, bytes, site);
+  Cell* cell = cells_at(at);
+  bool written = true;
+  Stamp writer = 0;
+  uint32_t before = 0, after = with_reader(0, thread, site);
+  for (int i = 0; i < bytes; ++i) {
+    if (!cell[i].writer) {
+      if (unwritten == Unwritten::refused)
+        fault("reads %s, which nobody wrote, at %s", byte_name(at + i).c_str(), place(site).c_str());
+      written = false;
+      continue;
+    }
+    if (cell[i].writer != writer) {
+      writer = cell[i].writer;
+      if (!happened_before(writer, thread)) race(at + i, "reads", site, "writes", writer, cell[i].writer_site);
+    }
+    if (cell[i].readers != before) {
+      before = cell[i].readers;
+      after = with_reader(before, thread, site);
+    }
+    cell[i].readers = after;
+  }
+  return written;
+}
+
+void shared_write(const char* at, int bytes, int thread, Site site) {
+  check_overwrite(at, bytes, thread, site);
+  set_writer(at, bytes, stamp_of(thread), offset_of(site));
+}
+
+void shared_write_begins(const char* at, int bytes, int thread, Site site) {
+  check_overwrite(at, bytes, thread, site);
+  set_writer(at, bytes, in_flight, offset_of(site));
+}
+
+void shared_write_ends(const char* at, int bytes, int thread) {
+  set_writer(at, bytes, stamp_of(thread), cells_at(at)->writer_site);
+}
+
+}  // namespace host
