@@ -60,19 +60,24 @@ def _encoded(tensor: TensorMap, address: int) -> Any:
         64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
         128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
     }[tensor.swizzle]
-    status, encoded = driver.cuTensorMapEncodeTiled(
-        data_type,
-        len(tensor.extents),
-        address,
-        [driver.cuuint64_t(extent) for extent in tensor.extents],
-        [driver.cuuint64_t(stride) for stride in tensor.strides],
-        [driver.cuuint32_t(extent) for extent in tensor.box],
-        [driver.cuuint32_t(1)] * len(tensor.extents),
+    rank = len(tensor.extents)
+    extents = [driver.cuuint64_t(extent) for extent in tensor.extents]
+    strides = [driver.cuuint64_t(stride) for stride in tensor.strides]
+    steps = [driver.cuuint32_t(step) for step in tensor.steps or (1,) * rank]
+    how = (
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         swizzle,
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
+    if tensor.corners is None:
+        box = [driver.cuuint32_t(extent) for extent in tensor.box]
+        status, encoded = driver.cuTensorMapEncodeTiled(data_type, rank, address, extents, strides, box, steps, *how)
+    else:
+        (lower, upper), (channels, pixels) = tensor.corners, tensor.box
+        status, encoded = driver.cuTensorMapEncodeIm2col(
+            data_type, rank, address, extents, strides, list(lower), list(upper), channels, pixels, steps, *how
+        )
     if int(status) != 0:
         raise ConstraintsError(f"the tensor map of the {tensor.operand} is refused: {status.name}")
     words = numpy.array([int(word) for word in encoded.opaque], numpy.uint64)

@@ -9,9 +9,10 @@ from autotune.families.direct_cpu import DirectCpu
 from autotune.families.family import Family, Knob, Launch, Source, TensorMap
 from autotune.families.halo_wgmma import HaloWgmma
 from autotune.families.igemm_mma import IgemmMma
+from autotune.families.igemm_wgmma import IgemmWgmma
 from autotune.problem import ConvProblem
 
-FAMILIES: tuple[Family, ...] = (HaloWgmma(), IgemmMma(), DirectCpu())
+FAMILIES: tuple[Family, ...] = (HaloWgmma(), IgemmWgmma(), IgemmMma(), DirectCpu())
 
 __all__ = [
     "FAMILIES",
@@ -19,6 +20,7 @@ __all__ = [
     "Family",
     "HaloWgmma",
     "IgemmMma",
+    "IgemmWgmma",
     "Knob",
     "Launch",
     "Source",

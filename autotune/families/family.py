@@ -40,6 +40,9 @@ class TensorMap:
     extents: of up to five axes, innermost first, in elements. strides: of all axes but the first, in bytes, multiples
     of 16. box: what one copy brings, in elements. swizzle: bytes of a shared-memory row whose 16-byte chunks are
     permuted (32, 64, 128). What a box holds outside the extents is written as zeros.
+
+    With corners the copy is one of im2col: the box is (channels, pixels), corners are the offsets (w, h) of the first
+    base pixel from the image's first and of the last from its last, steps those between base pixels along every axis.
     """
 
     operand: str
@@ -48,6 +51,8 @@ class TensorMap:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int
+    corners: tuple[tuple[int, int], tuple[int, int]] | None = None
+    steps: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

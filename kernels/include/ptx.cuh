@@ -183,6 +183,17 @@ __device__ __forceinline__ void copy_box(u32 target, const TensorMap* map, u32 b
       : "memory");
 }
 
+// A copy of one column of pixels for an implicit matrix product: the pixels that follow (w, h, n) in the order of the
+// output, each shifted by a tap's offset.
+__device__ __forceinline__ void copy_pixels(u32 target, const TensorMap* map, u32 barrier, int c, int w, int h, int n,
+                                            int offset_w, int offset_h) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5,%6}], [%2], "
+      "{%7,%8};" ::"r"(target),
+      "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"(static_cast<u16>(offset_w)), "h"(static_cast<u16>(offset_h))
+      : "memory");
+}
+
 // The same for data that is read once: it is the first to leave the second-level cache.
 constexpr u64 evict_first = 0x12F0000000000000ull;
 
@@ -219,6 +230,12 @@ __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 group_bytes) {
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// Wait for all products but those of the last committed group.
+__device__ __forceinline__ void wgmma_wait_previous() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
+
+// A barrier among the 128 threads of a warpgroup; `id` from 1 to 15 tells warpgroups apart.
+__device__ __forceinline__ void sync_warpgroup(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
 
 // Keeps the compiler from reading an accumulator before the wait that precedes this.
 __device__ __forceinline__ void pin(f32& x) { asm volatile("" : "+f"(x)::"memory"); }

@@ -1,0 +1,248 @@
+"""Family igemm_wgmma: implicit-GEMM convolution on sm_90a, operands brought by the tensor copy engine."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from autotune.device import DeviceSpec
+from autotune.families.family import Family, Knob, Launch, Source, TensorMap, constants
+from autotune.families.wgmma import is_legal_n, wgmma_text
+from autotune.problem import ConvProblem, DType, Layout
+from autotune.trial import Config
+
+_OUTPUTS = {
+    DType.F16: (DType.F16, DType.F32),
+    DType.BF16: (DType.BF16, DType.F32),
+    DType.S8: (DType.S32, DType.F32),
+}
+_MAX_SMEM = 226 * 1024  # of 227 KiB, one is left for the alignment of what follows static shared memory
+_CLOCK_HZ = 1.75e9
+_L2_BYTES = 40.0  # a clock and multiprocessor
+_REGISTERS = {1: 240, 2: 240, 3: 160}  # of a consumer's thread, by the number of consumers
+
+
+class _Tile(NamedTuple):
+    """The knobs by name."""
+
+    rows: int
+    cta_n: int
+    chunk_bytes: int
+    consumers: int
+    pingpong: int
+    stages: int
+    split_k: int
+
+    @property
+    def cta_m(self) -> int:
+        return 64 * self.rows * (1 if self.pingpong else self.consumers)
+
+
+class IgemmWgmma(Family):
+    """Hopper's warpgroup products on any dense layer whose channels fill 16 bytes."""
+
+    name = "igemm_wgmma"
+    kind = "cuda"
+    knobs = (
+        Knob(name="rows", candidates=(1, 2), meaning="times 64 output pixels of a warpgroup"),
+        Knob(name="cta_n", candidates=tuple(range(8, 257, 8)), meaning="filters of a thread block's tile"),
+        Knob(name="chunk_bytes", candidates=(32, 64, 128), meaning="bytes of channels in a slice"),
+        Knob(name="consumers", candidates=(1, 2, 3), meaning="warpgroups that multiply"),
+        Knob(name="pingpong", candidates=(0, 1), meaning="1: warpgroups take tiles in turn, 0: they share a tile"),
+        Knob(name="stages", candidates=(2, 3, 4, 5, 6, 8, 10), meaning="slices in shared memory"),
+        Knob(name="split_k", candidates=(1, 2, 3, 4, 6, 8), meaning="items that share one tile's r*s*c"),
+    )
+
+    def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
+        p = problem
+        outputs = _OUTPUTS.get(p.dtype)
+        if outputs is None:
+            return f"{self.name} computes f16, bf16 and s8 (--dtype f16), not {p.dtype}"
+        if device.sm != 90:
+            return f"{self.name} needs sm_90"
+        if p.layout is not Layout.NHWC:
+            return f"{self.name} works in the layout nhwc, not {p.layout}"
+        if not p.epilogue.is_identity:
+            return f"{self.name} has no epilogue {p.epilogue} yet, only identity"
+        if p.out_dtype not in outputs:
+            return f"{self.name} writes {' or '.join(outputs)} from {p.dtype}, not {p.out_dtype}"
+        if p.N == 0:
+            return "the batch is empty"
+        if p.groups != 1:
+            return f"{self.name} computes layers without groups"
+        if p.C * p.dtype.bytes % 16:
+            return f"{self.name} needs a multiple of 16 bytes of channels"
+        if max(p.stride) > 8:
+            return f"{self.name} has strides of at most 8"
+        lower, upper = _corners(p)
+        if min(*lower, *upper) < -128 or max(*lower, *upper) > 127:
+            return f"padding or filter reach beyond what {self.name} can describe (127 pixels)"
+        if max((p.R - 1) * p.dilation[0], (p.S - 1) * p.dilation[1]) > 255:
+            return f"{self.name} has filters that reach at most 255 pixels"
+        if p.dtype is DType.S8 and p.C * p.R * p.S >= 131072:
+            return "from C*R*S = 131072 on an s32 sum can overflow"
+        if max(p.C, p.H, p.W, p.N, p.K, p.H * p.W, p.P * p.Q) >= 2**30:
+            return "an extent is 2**30 or more"
+        return None
+
+    def illegal(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> str | None:
+        tile = _Tile(*(value for _, value in config.knobs))
+        return self._illegal_tile(tile, problem) or self._illegal_pipeline(tile, problem, device)
+
+    def choices(self, problem: ConvProblem, device: DeviceSpec) -> Iterator[tuple[int, ...]]:
+        """All combinations, whole groups skipped by the same rules that ``illegal`` states."""
+        shape, pipeline = self.knobs[:5], self.knobs[5:]
+        for tile in itertools.product(*(knob.candidates for knob in shape)):
+            if self._illegal_tile(_Tile(*(*tile, 2, 1)), problem) is None:
+                yield from ((*tile, *rest) for rest in itertools.product(*(knob.candidates for knob in pipeline)))
+
+    def _illegal_tile(self, t: _Tile, p: ConvProblem) -> str | None:
+        filters = -(-p.K // 8) * 8
+        if t.cta_n > filters or (t.cta_n < filters and t.cta_n not in (32, 64, 96, 128, 192, 256)):
+            return f"cta_n={t.cta_n} does not divide {p.K} filters well"
+        if not is_legal_n(t.cta_n, p.dtype):
+            return f"a product of {t.cta_n} columns does not exist for {p.dtype}"
+        if t.pingpong and t.consumers != 2:
+            return "two warpgroups play ping-pong"
+        if t.rows * t.cta_n // 2 + 56 > _REGISTERS[t.consumers]:
+            return f"{t.rows * t.cta_n // 2} accumulators are too many for {t.consumers} consumers"
+        channel_bytes = p.C * p.dtype.bytes
+        if t.chunk_bytes > 32 and t.chunk_bytes >= 2 * channel_bytes:
+            return f"half of chunk_bytes={t.chunk_bytes} covers all {channel_bytes} bytes of channels"
+        if t.chunk_bytes < 128 and channel_bytes % (2 * t.chunk_bytes) == 0:
+            return f"chunk_bytes={t.chunk_bytes} is needlessly small for {channel_bytes} bytes of channels"
+        pixels = p.N * p.P * p.Q
+        if t.cta_m > 64 and t.cta_m >= 2 * pixels:
+            return f"half of a tile covers all {pixels} output pixels"
+        if t.cta_n % (4 * _lane_filters(t, p)) or t.cta_n * t.chunk_bytes % 1024:
+            return f"cta_n={t.cta_n} and chunk_bytes={t.chunk_bytes} do not fill whole swizzle patterns"
+        return None
+
+    def _illegal_pipeline(self, t: _Tile, p: ConvProblem, device: DeviceSpec) -> str | None:
+        slices, tiles = _slices(t, p), _tiles(t, p)
+        if slices % t.split_k:
+            return f"split_k={t.split_k} does not divide {slices} slices"
+        if t.split_k > 1 and slices // t.split_k < 2:
+            return f"{slices} slices are too few for split_k={t.split_k}"
+        if t.split_k > 1 and tiles >= 2 * device.sm_count:
+            return f"{tiles} tiles need no split_k on {device.sm_count} multiprocessors"
+        if _smem_bytes(t) > _MAX_SMEM:
+            return f"{_smem_bytes(t)} bytes of shared memory are more than {_MAX_SMEM}"
+        if tiles * t.split_k >= 2**30:
+            return f"{tiles} tiles are too many"
+        return None
+
+    def source(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> Source:
+        p, t = problem, _Tile(*(value for _, value in config.knobs))
+        extents = {name: getattr(p, name) for name in ("N", "C", "H", "W", "K", "R", "S", "P", "Q")}
+        extents |= dict(zip(("stride_h", "stride_w"), p.stride, strict=True))
+        extents |= {"pad_top": p.padding[0], "pad_left": p.padding[2]}
+        extents |= dict(zip(("dilation_h", "dilation_w"), p.dilation, strict=True))
+        derived = {
+            "permuted": p.K % 8 == 0,
+            "lane_filters": _lane_filters(t, p),
+            "consumer_registers": _REGISTERS[t.consumers],
+        }
+        types = {"Element": p.dtype.value, "Output": p.out_dtype.value}
+        text = f"""#include "igemm_wgmma.cuh"
+{wgmma_text(p.dtype, [t.cta_n])}
+{constants("Config", dict(config.knobs))}
+{constants("Problem", extents | derived | types)}
+using Kernel = IgemmWgmma<Config, Problem>;
+extern "C" __global__ void __launch_bounds__(Kernel::threads, 1)
+igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_constant__ ptx::TensorMap filter,
+            Kernel::Output* output, void* workspace) {{
+  extern __shared__ __align__(1024) char shared[];
+  Kernel::run(&activation, &filter, output, workspace, shared);
+}}
+"""
+        return Source(language="cuda", stem=self.name, text=text, entry=self.name)
+
+    def launch(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> Launch:
+        t = _Tile(*(value for _, value in config.knobs))
+        tiles = _tiles(t, problem)
+        counters = -(-tiles * (1 if t.pingpong else t.consumers) * 4 // 256) * 256
+        partial = tiles * t.split_k * t.cta_m * t.cta_n * 4
+        return Launch(
+            grid=min(device.sm_count, tiles * t.split_k),
+            block=t.consumers * 128 + 128,
+            smem_bytes=_smem_bytes(t),
+            workspace_bytes=counters + partial if t.split_k > 1 else 0,
+            arguments=(_activation_map(t, problem), _filter_map(t, problem), "output", "workspace"),
+        )
+
+    def predict_us(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> float:
+        """Rounds of items on each multiprocessor: a slice takes the longest of its products (max(n/2, 16 + n/4) clocks
+        for 64 rows), and its copies at the second-level cache's rate; stores are hidden only by ping-pong."""
+        t = _Tile(*(value for _, value in config.knobs))
+        items = _tiles(t, problem) * t.split_k
+        product = t.cta_m / 64 * t.chunk_bytes / 32 * max(t.cta_n / 2, 16 + t.cta_n / 4)
+        copies = (t.cta_m + t.cta_n) * t.chunk_bytes / _L2_BYTES
+        per_slice = max(product, copies, 900 / (t.stages - 1)) + 20
+        outputs = t.cta_m * t.cta_n * problem.out_dtype.bytes
+        store = outputs / 24 + 300 + (outputs / 4 if t.split_k > 1 else 0)
+        work = _slices(t, problem) // t.split_k * per_slice
+        rounds = items / min(device.sm_count, items)
+        rounds = -(-items // device.sm_count) * 0.7 + rounds * 0.3
+        per_item = max(work, (work + store) / 2) + 0.2 * store if t.pingpong else work + store
+        clocks = rounds * per_item + 1500 + (store if t.pingpong else 0)
+        memory = problem.min_bytes / device.bytes_per_s
+        return 2.5 + 1e6 * (max(clocks / _CLOCK_HZ, memory) + 0.3 * memory) + 1.0 * (t.split_k > 1)
+
+
+def _slices(t: _Tile, p: ConvProblem) -> int:
+    return p.R * p.S * -(-p.C * p.dtype.bytes // t.chunk_bytes)
+
+
+def _tiles(t: _Tile, p: ConvProblem) -> int:
+    return -(-p.N * p.P * p.Q // t.cta_m) * -(-p.K // t.cta_n)
+
+
+def _smem_bytes(t: _Tile) -> int:
+    return t.stages * (t.cta_m + t.cta_n) * t.chunk_bytes + 8 * (2 * t.stages + t.consumers)
+
+
+def _lane_filters(t: _Tile, p: ConvProblem) -> int:
+    """Adjacent filters of a thread in each block of four times as many: as many as 16 bytes of input type hold."""
+    if p.K % 8:
+        return 2
+    return max(n for n in (2, 4, 8, 16) if p.K % (4 * n) == 0 == t.cta_n % (4 * n) and n * p.dtype.bytes <= 16)
+
+
+def _corners(p: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Where the first taps of the first and last output pixels lie, from the image's first and last pixel: (w, h)."""
+    lower = (-p.padding[2], -p.padding[0])
+    upper = (p.padding[3] - (p.S - 1) * p.dilation[1], p.padding[1] - (p.R - 1) * p.dilation[0])
+    return lower, upper
+
+
+def _activation_map(t: _Tile, p: ConvProblem) -> TensorMap:
+    e = p.dtype.bytes
+    lower, upper = _corners(p)
+    return TensorMap(
+        operand="activation",
+        element_bytes=e,
+        extents=(p.C, p.W, p.H, p.N),
+        strides=(p.C * e, p.W * p.C * e, p.H * p.W * p.C * e),
+        box=(t.chunk_bytes // e, t.cta_m),
+        swizzle=t.chunk_bytes,
+        corners=(lower, upper),
+        steps=(1, p.stride[1], p.stride[0], 1),
+    )
+
+
+def _filter_map(t: _Tile, p: ConvProblem) -> TensorMap:
+    """KRSC as (c, filter, tap); permuted, as (c, odd, lane, pair, tap) with filter = lane * n + 2 * pair + odd."""
+    e = p.dtype.bytes
+    tap, each, elements = p.C * e, p.R * p.S * p.C * e, t.chunk_bytes // p.dtype.bytes
+    n = _lane_filters(t, p)
+    plain = p.K % 8 != 0
+    return TensorMap(
+        operand="filter",
+        element_bytes=e,
+        extents=(p.C, p.K, p.R * p.S) if plain else (p.C, 2, p.K // n, n // 2, p.R * p.S),
+        strides=(each, tap) if plain else (each, n * each, 2 * each, tap),
+        box=(elements, t.cta_n, 1) if plain else (elements, 2, t.cta_n // n, n // 2, 1),
+        swizzle=t.chunk_bytes,
+    )

@@ -1,0 +1,251 @@
+// igemm_wgmma: forward convolution in NHWC as an implicit matrix product with warpgroup products, for sm_90a.
+//
+// gemm_m = N*P*Q output pixels, gemm_n = K filters, gemm_k = R*S*C, walked tap by tap in slices of chunk_bytes of channels.
+// Persistent blocks walk over tiles. One producer warp keeps a ring of slices filled: the tensor engine gathers a slice's
+// pixels in im2col mode, padding and ragged edges as zeros, and brings the filters. Consumers either share a tile
+// (cooperative: each takes its own rows) or take tiles in turn, one multiplying while the other stores (ping-pong).
+//
+// Filters are copied permuted such that thread q of a quad ends with adjacent ones: `lane_filters` of each block of four
+// times as many. With split_k > 1 several tiles share one output tile's gemm_k; the last to arrive adds up, in order.
+//
+// Config:  rows (of 64 pixels a consumer), cta_n, chunk_bytes, consumers, pingpong, stages, split_k.
+// Problem: the layer's extents, `Element` (f16, bf16, s8), `Output`, and what the family derives (lane_filters, permuted).
+#pragma once
+#include "epilogue.cuh"
+
+template <class Config, class Problem>
+struct IgemmWgmma {
+  using Element = typename Problem::Element;
+  using Output = typename Problem::Output;
+  using Accumulator = typename AccumulatorOf<Element>::type;
+
+  static constexpr int consumers = Config::consumers, stages = Config::stages, split_k = Config::split_k;
+  static constexpr int sharing = Config::pingpong ? 1 : consumers;  // consumers of one tile
+  static constexpr int consumer_m = 64 * Config::rows, cta_m = consumer_m * sharing, cta_n = Config::cta_n;
+  static constexpr s64 gemm_m = s64(Problem::N) * Problem::P * Problem::Q;
+  static constexpr int tiles_m = int((gemm_m + cta_m - 1) / cta_m), tiles_n = ceil_div(Problem::K, cta_n);
+  static constexpr int tiles = tiles_m * tiles_n, items = tiles * split_k;
+
+  static constexpr int row_bytes = Config::chunk_bytes, k_steps = row_bytes / 32;
+  static constexpr int chunk_elements = row_bytes / int(sizeof(Element));
+  static constexpr int chunks = ceil_div(Problem::C, chunk_elements);
+  static constexpr int slices = Problem::R * Problem::S * chunks, slices_per_item = slices / split_k;
+  static_assert(slices % split_k == 0, "split_k");
+
+  static constexpr int a_bytes = cta_m * row_bytes, b_bytes = cta_n * row_bytes, stage_bytes = a_bytes + b_bytes;
+  static constexpr int barrier_offset = stages * stage_bytes;
+  static constexpr int smem_bytes = barrier_offset + 8 * (2 * stages + consumers);
+  static constexpr int threads = consumers * 128 + 128;
+  static constexpr int registers_per_row = cta_n / 2, accumulators = Config::rows * registers_per_row;
+  static constexpr int lane_filters = Problem::lane_filters, block_filters = 4 * lane_filters;
+  static constexpr int blocks = cta_n / block_filters;
+  static_assert(cta_n % block_filters == 0 && stage_bytes % 1024 == 0 && a_bytes % 1024 == 0, "tile");
+
+  // What one item is: a tile's share of gemm_k.
+  struct Item {
+    s64 m0;
+    int n0, tile, split;
+    __device__ explicit Item(int index)
+        : m0(s64(index / split_k / tiles_n) * cta_m), n0(index / split_k % tiles_n * cta_n), tile(index / split_k), split(index % split_k) {}
+  };
+
+  template <bool fresh>
+  __device__ static __forceinline__ void multiply(Accumulator (&acc)[accumulators], u64 a, u64 b) {
+#pragma unroll
+    for (int k = 0; k < k_steps; ++k)
+#pragma unroll
+      for (int row = 0; row < Config::rows; ++row) {
+        const u64 from_a = a + (row * 64 * row_bytes + k * 32) / 16, from_b = b + k * 32 / 16;
+        if (fresh && k == 0)
+          ptx::Wgmma<Element, cta_n>::template run<false>(&acc[row * registers_per_row], from_a, from_b);
+        else
+          ptx::Wgmma<Element, cta_n>::template run<true>(&acc[row * registers_per_row], from_a, from_b);
+      }
+  }
+
+  __device__ static __forceinline__ void produce(const ptx::TensorMap* activation, const ptx::TensorMap* filter, u32 ring, u32 full,
+                                                 u32 empty) {
+    int stage = 0;
+    u32 parity = 1;  // the first round finds every stage empty
+    for (int index = int(blockIdx.x); index < items; index += int(gridDim.x)) {
+      const Item item(index);
+      const int image = int(item.m0 / (Problem::P * Problem::Q)), pixel = int(item.m0 - s64(image) * (Problem::P * Problem::Q));
+      const int h = pixel / Problem::Q * Problem::stride_h - Problem::pad_top;
+      const int w = pixel % Problem::Q * Problem::stride_w - Problem::pad_left;
+      int chunk = item.split * slices_per_item % chunks, tap = item.split * slices_per_item / chunks;
+#pragma unroll 1
+      for (int i = 0; i < slices_per_item; ++i) {
+        const u32 a = ring + stage * stage_bytes, b = a + a_bytes, barrier = full + stage * 8;
+        ptx::barrier_wait(empty + stage * 8, parity);
+        ptx::barrier_expect(barrier, stage_bytes);
+        const int c = chunk * chunk_elements;
+        ptx::copy_pixels(a, activation, barrier, c, w, h, image, tap % Problem::S * Problem::dilation_w,
+                         tap / Problem::S * Problem::dilation_h);
+        if constexpr (Problem::permuted)
+          ptx::copy_box(b, filter, barrier, c, 0, item.n0 / lane_filters, 0, tap);
+        else
+          ptx::copy_box(b, filter, barrier, c, item.n0, tap);
+        if (++chunk == chunks) {
+          chunk = 0;
+          ++tap;
+        }
+        if (++stage == stages) {
+          stage = 0;
+          parity ^= 1;
+        }
+      }
+    }
+  }
+
+  // The sum of a tile's splits for this consumer's rows, in the order of the splits; false unless it arrives last.
+  __device__ static __forceinline__ bool reduce(Accumulator (&acc)[accumulators], void* workspace, const Item& item, int group) {
+    __shared__ int arrived[consumers];
+    const int lane = int(threadIdx.x) % 128, part = Config::pingpong ? 0 : group;
+    int* const counter = static_cast<int*>(workspace) + item.tile * sharing + part;
+    constexpr s64 counters = (s64(tiles) * sharing * 4 + 255) / 256 * 256;
+    Accumulator* const sums = reinterpret_cast<Accumulator*>(static_cast<char*>(workspace) + counters) +
+                              s64(item.tile * sharing + part) * split_k * (accumulators * 128) + lane * 4;
+#pragma unroll
+    for (int i = 0; i < accumulators; i += 4) {
+      Vector<16> v;
+      memcpy(&v, &acc[i], 16);
+      *reinterpret_cast<Vector<16>*>(sums + s64(item.split) * (accumulators * 128) + i * 128) = v;
+    }
+    __threadfence();
+    ptx::sync_warpgroup(1 + group);
+    if (lane == 0) arrived[group] = atomicAdd(counter, 1);
+    ptx::sync_warpgroup(1 + group);
+    if (arrived[group] != split_k - 1) return false;
+    __threadfence();
+    if (lane == 0) *counter = 0;
+#pragma unroll
+    for (int i = 0; i < accumulators; i += 4) {
+      Accumulator sum[4] = {0, 0, 0, 0};
+      for (int z = 0; z < split_k; ++z) {
+        Accumulator one[4];
+        ptx::load_l2(one, sums + s64(z) * (accumulators * 128) + i * 128);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum[e] += one[e];
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc[i + e] = sum[e];
+    }
+    return true;
+  }
+
+  __device__ static __forceinline__ void store(const Accumulator (&acc)[accumulators], Output* output, const Item& item, int group) {
+    const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4, quad = lane % 4;
+    const s64 first = item.m0 + (Config::pingpong ? 0 : group * consumer_m) + warp * 16 + lane / 4;
+    constexpr int bytes = lane_filters * int(sizeof(Output)), vector = vector_bytes(bytes);
+#pragma unroll
+    for (int row = 0; row < Config::rows; ++row)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const s64 m = first + row * 64 + half * 8;
+        if (m >= gemm_m) continue;
+        Output* const pixel = output + m * Problem::K + item.n0 + quad * lane_filters;
+#pragma unroll
+        for (int block = 0; block < blocks; ++block) {
+          const int n = item.n0 + block * block_filters + quad * lane_filters;
+          Output y[lane_filters];
+#pragma unroll
+          for (int j = 0; j < lane_filters; ++j)
+            y[j] = converted<Output>(acc[row * registers_per_row + (block + blocks * (j / 2)) * 4 + half * 2 + j % 2]);
+          if constexpr (Problem::permuted) {
+            if (Problem::K % cta_n && n >= Problem::K) continue;
+#pragma unroll
+            for (int i = 0; i < bytes / vector; ++i) {
+              Vector<vector> v;
+              memcpy(&v, reinterpret_cast<const char*>(y) + i * vector, vector);
+              ptx::store_streaming(reinterpret_cast<char*>(pixel + block * block_filters) + i * vector, v);
+            }
+          } else {
+#pragma unroll
+            for (int j = 0; j < lane_filters; ++j)
+              if (n + j < Problem::K) pixel[block * block_filters + j] = y[j];
+          }
+        }
+      }
+  }
+
+  __device__ static __forceinline__ void consume(Output* output, void* workspace, u32 ring, u32 full, u32 empty, u32 turn, int group) {
+    const int lane = int(threadIdx.x) % 32;
+    int stage = 0, round = 0;
+    u32 parity = 0;
+    auto skip = [&](int count) {
+      stage += count;
+      parity ^= (stage / stages) & 1;
+      stage %= stages;
+    };
+    if (Config::pingpong) skip(group * slices_per_item);
+    const int begin = int(blockIdx.x) + (Config::pingpong ? group * int(gridDim.x) : 0);
+    const int stride = int(gridDim.x) * (Config::pingpong ? consumers : 1);
+#pragma unroll 1
+    for (int index = begin; index < items; index += stride, ++round) {
+      const Item item(index);
+      Accumulator acc[accumulators];
+      // in turn, so that no consumer is more than a phase behind on a stage's barrier
+      if (Config::pingpong && (group || round)) ptx::barrier_wait(turn + group * 8, group ? round & 1 : (round - 1) & 1);
+      int previous = stage;
+      auto slice = [&](int i) {
+        const u32 a = ring + stage * stage_bytes + (Config::pingpong ? 0 : group * consumer_m * row_bytes);
+        const u64 from_a = ptx::matrix_descriptor<row_bytes>(a, 8 * row_bytes);
+        const u64 from_b = ptx::matrix_descriptor<row_bytes>(ring + stage * stage_bytes + a_bytes, 8 * row_bytes);
+        ptx::barrier_wait(full + stage * 8, parity);
+        ptx::wgmma_fence();
+        if (i == 0)
+          multiply<true>(acc, from_a, from_b);
+        else
+          multiply<false>(acc, from_a, from_b);
+        ptx::wgmma_commit();
+      };
+      slice(0);
+      skip(1);
+#pragma unroll 1
+      for (int i = 1; i < slices_per_item; ++i) {
+        slice(1);
+        ptx::wgmma_wait_previous();
+        if (lane == 0) ptx::barrier_arrive(empty + previous * 8);
+        previous = stage;
+        skip(1);
+      }
+      if (Config::pingpong && lane == 0) ptx::barrier_arrive(turn + (group + 1) % consumers * 8);
+      ptx::wgmma_wait();
+#pragma unroll
+      for (int j = 0; j < accumulators; ++j) ptx::pin(acc[j]);
+      if (lane == 0) ptx::barrier_arrive(empty + previous * 8);
+      if (Config::pingpong) skip((consumers - 1) * slices_per_item);
+      if constexpr (split_k > 1) {
+        if (!reduce(acc, workspace, item, group)) continue;
+      }
+      store(acc, output, item, group);
+    }
+  }
+
+  __device__ static __forceinline__ void run(const ptx::TensorMap* activation, const ptx::TensorMap* filter, Output* output,
+                                             void* workspace, char* shared) {
+    const u32 ring = ptx::shared_address(shared), full = ring + barrier_offset, empty = full + stages * 8, turn = empty + stages * 8;
+    // the compiler must know that all threads of a warp agree
+    const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0), lane = int(threadIdx.x) % 32;
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < stages; ++i) {
+        ptx::barrier_init(full + i * 8, 1);
+        ptx::barrier_init(empty + i * 8, 4 * sharing);
+      }
+      for (int i = 0; i < consumers; ++i) ptx::barrier_init(turn + i * 8, 4);
+      ptx::barrier_init_fence();
+    }
+    if (threadIdx.x == consumers * 128) {
+      ptx::prefetch_map(activation);
+      ptx::prefetch_map(filter);
+    }
+    __syncthreads();
+    if (warp >= consumers * 4) {
+      ptx::release_registers<24>();
+      if (warp == consumers * 4 && lane == 0) produce(activation, filter, ring, full, empty);
+    } else {
+      ptx::claim_registers<Problem::consumer_registers>();
+      consume(output, workspace, ring, full, empty, turn, warp / 4);
+    }
+  }
+};
