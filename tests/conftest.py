@@ -1,12 +1,14 @@
-"""What all tests share: a private cache and database, the gpu marker, and the layer shapes that break kernels."""
+"""What all tests share: a private cache and database, a server, the gpu marker, the layer shapes that break kernels."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import postgres_server
 import pytest
 from hypothesis import settings
 
@@ -14,6 +16,7 @@ from autotune.problem import ConvProblem
 
 _PRIVATE = pytest.StashKey[Path]()
 _SKIPPED = pytest.StashKey[str]()
+_NO_SERVER = pytest.StashKey[int]()
 
 # shapes of every kind that a kernel has got wrong somewhere; small enough for the reference and for host emulation
 _EDGES: dict[str, dict[str, object]] = {
@@ -98,6 +101,27 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     notice = config.stash.get(_SKIPPED, None)
     if notice:
         terminalreporter.write_line(notice, yellow=True, bold=True)
+    skipped = config.stash.get(_NO_SERVER, 0)
+    if skipped:
+        reason = postgres_server.why_missing()
+        terminalreporter.write_line(f"{skipped} PostgreSQL tests were skipped: {reason}", yellow=True, bold=True)
+
+
+@pytest.fixture
+def postgresql(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a new and empty database on a real server; where none can be started the test is skipped.
+
+    With CI set in the environment it fails instead.
+    """
+    reason = postgres_server.why_missing()
+    if reason is not None:
+        if os.environ.get("CI"):
+            pytest.fail(f"no PostgreSQL server, and CI is set: {reason}")
+        stash = request.config.stash
+        stash[_NO_SERVER] = stash.get(_NO_SERVER, 0) + 1
+        pytest.skip(f"no PostgreSQL server: {reason}")
+    with postgres_server.new_database() as url:
+        yield url
 
 
 def _no_gpu() -> str | None:

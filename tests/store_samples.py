@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from autotune.device import DeviceSpec
@@ -197,3 +198,27 @@ def run_at_once(code: str, arguments: list[tuple[object, ...]]) -> list[str]:
     ends = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes), [stderr for _, stderr in ends]
     return [stdout for stdout, _ in ends]
+
+
+def in_a_fork(work: Callable[[], object], *, user: int | None = None) -> str:
+    """What ``work`` returns, as text, in a forked child, which runs as another user if told so."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        outcome = "died"
+        try:
+            if user is not None:
+                os.setgroups([])
+                os.setgid(user)
+                os.setuid(user)
+            outcome = f"{work()}"
+        except BaseException as error:
+            outcome = f"{type(error).__name__}: {error}"
+        finally:
+            os.write(writer, outcome.encode())
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        outcome = pipe.read()
+    os.waitpid(child, 0)
+    return outcome

@@ -1,4 +1,4 @@
-"""The migrations make the tables that the models describe, upgrade older files after a backup, refuse newer ones."""
+"""Migrations make the tables that the models describe, upgrade older databases after a backup, refuse newer ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import postgres_server
 import pytest
+import stored_databases
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -25,7 +27,7 @@ down_revision = "{down}"
 
 
 def upgrade():
-    with op.batch_alter_table("layer", recreate="always") as table:
+    with op.batch_alter_table("layer", recreate="{recreate}") as table:
         table.add_column(sa.Column("note", sa.String, server_default="none", nullable=False))
     {extra}
 """
@@ -44,35 +46,92 @@ def _facts(connection: Connection) -> dict[str, object]:
             sorted(seen.get_unique_constraints(table), key=str),
             sorted(seen.get_check_constraints(table), key=str),
             sorted(seen.get_foreign_keys(table), key=str),
+            sorted(seen.get_indexes(table), key=str),
         )
         for table in seen.get_table_names()
         if table != VERSION_TABLE
     }
 
 
+def _query(location: str, sql: str) -> list[tuple[object, ...]]:
+    if "://" in location:
+        return postgres_server.execute(location, sql)
+    connection = sqlite3.connect(location)
+    try:
+        return connection.execute(sql).fetchall()
+    finally:
+        connection.close()
+
+
 def test_the_newest_migration_is_the_one_that_the_models_name() -> None:
     assert ScriptDirectory(str(schema.migrations())).get_heads() == [SCHEMA_VERSION]
 
 
-def test_models_and_migrations_agree(tmp_path: Path) -> None:
-    Store(tmp_path / "tuning.db").close()
-    made = create_engine("sqlite://")
-    Base.metadata.create_all(made)
-    with create_engine(f"sqlite:///{tmp_path}/tuning.db").connect() as migrated, made.connect() as modelled:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a database may be made."""
+    if request.param == "postgresql":
+        url: str = request.getfixturevalue("postgresql")
+        return url
+    return str(tmp_path / "tuning.db")
+
+
+def _engine_url(location: str) -> str:
+    return location.replace("postgresql:", "postgresql+psycopg:") if "://" in location else f"sqlite:///{location}"
+
+
+def test_models_and_migrations_agree(location: str) -> None:
+    Store(location).close()
+    with create_engine(_engine_url(location)).connect() as migrated:
         context = MigrationContext.configure(migrated, opts={"version_table": VERSION_TABLE, "compare_type": True})
         assert compare_metadata(context, Base.metadata) == []
-        assert _facts(migrated) == _facts(modelled)
         assert set(_facts(migrated)) == {"device", "layer", "trial", "record"}
+        if "://" not in location:
+            made = create_engine("sqlite://")
+            Base.metadata.create_all(made)
+            with made.connect() as modelled:
+                assert _facts(migrated) == _facts(modelled)
+
+
+# Databases that earlier versions wrote
+
+
+def test_a_database_of_every_version_is_stored() -> None:
+    revisions = {script.revision for script in ScriptDirectory(str(schema.migrations())).walk_revisions()}
+    assert set(stored_databases.versions()) == revisions, "run tests/stored_databases.py before a schema change"
+
+
+@pytest.mark.parametrize("version", stored_databases.versions())
+def test_a_stored_database_is_upgraded_and_holds_what_was_written(version: str, location: str) -> None:
+    stored = stored_databases.FOLDER / f"schema-{version}"
+    if "://" in location:
+        postgres_server.execute(location, stored.with_suffix(".sql").read_text())
+    else:
+        shutil.copy(stored.with_suffix(".db"), location)
+    assert _query(location, f"SELECT version_num FROM {VERSION_TABLE}") == [(version,)]
+    with Store(location) as store:
+        assert store.check() == []
+        assert store.records() == list(stored_databases.RECORDS)
+        for problem in {one.problem for one in stored_databases.TRIALS}:
+            for device in {one.device for one in stored_databases.TRIALS}:
+                wanted = [t for t in stored_databases.TRIALS if (t.problem, t.device) == (problem, device)]
+                assert store.trials(problem, device) == wanted
+        # and is written to like any other
+        store.add_trial(trial(99))
+        assert store.offer(record(0.01))
+    assert _query(location, f"SELECT version_num FROM {VERSION_TABLE}") == [(SCHEMA_VERSION,)]
+
+
+# A version whose schema is one further than this one's
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> Path:
+def old(location: str) -> str:
     """A database of this version, with rows."""
-    path = tmp_path / "tuning.db"
-    with Store(path) as store:
+    with Store(location) as store:
         store.add_trial(trial())
         store.offer(record())
-    return path
+    return location
 
 
 @pytest.fixture
@@ -80,54 +139,72 @@ def newer(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     """Make this process a version whose schema is one further; the folder of its migrations."""
     folder = tmp_path_factory.mktemp("100% new") / "migrations"
     shutil.copytree(schema.migrations(), folder)
-    (folder / "versions" / "9999_note.py").write_text(_NEXT.format(down=SCHEMA_VERSION, extra=""))
+    _write_next(folder)
     monkeypatch.setattr(schema, "migrations", lambda: folder)
     monkeypatch.setattr(schema, "SCHEMA_VERSION", "9999")
     return folder
 
 
-def _query(path: Path, sql: str) -> list[tuple[object, ...]]:
-    connection = sqlite3.connect(path)
-    try:
-        return connection.execute(sql).fetchall()
-    finally:
-        connection.close()
+def _write_next(folder: Path, extra: str = "", recreate: str = "auto") -> None:
+    text = _NEXT.format(down=SCHEMA_VERSION, extra=extra, recreate=recreate)
+    (folder / "versions" / "9999_note.py").write_text(text)
 
 
-def test_an_older_file_is_upgraded_after_a_backup(old: Path, newer: Path) -> None:
+def _backups(location: str) -> list[str]:
+    """What was kept of a database by its upgrades: files or schemas."""
+    if "://" in location:
+        query = "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'autotune%' ORDER BY 1"
+        return [str(name) for (name,) in _query(location, query)]
+    return sorted(str(path) for path in Path(location).parent.iterdir() if path.suffix == ".bak")
+
+
+def test_an_older_database_is_upgraded_after_a_backup(old: str, newer: Path) -> None:
     with Store(old) as store:
         assert store.trials(layer(), GPU) == [trial()]
         assert store.best(layer(), GPU) == record()
         assert not store.offer(record())
     assert _query(old, "SELECT note FROM layer") == [("none",)]
     assert _query(old, f"SELECT version_num FROM {VERSION_TABLE}") == [("9999",)]
-    assert _query(old, "PRAGMA foreign_key_check") == []
-    (backup,) = (path for path in old.parent.iterdir() if path != old)
-    assert backup.name.startswith(f"tuning.db.schema-{SCHEMA_VERSION}.")
-    assert backup.name.endswith(".bak")
-    assert _query(backup, f"SELECT version_num FROM {VERSION_TABLE}") == [(SCHEMA_VERSION,)]
-    assert _query(backup, "SELECT config FROM record") == [(record().config.name,)]
+    (backup,) = _backups(old)
+    if "://" in old:
+        assert backup.startswith(f"autotune_{SCHEMA_VERSION}_")
+        assert _query(old, f'SELECT version_num FROM "{backup}".{VERSION_TABLE}') == [(SCHEMA_VERSION,)]
+        assert _query(old, f'SELECT config FROM "{backup}".record') == [(record().config.name,)]
+        assert _query(old, f'SELECT config FROM "{backup}".trial') == [(trial().config.name,)]
+    else:
+        assert Path(backup).name.startswith(f"tuning.db.schema-{SCHEMA_VERSION}.")
+        assert _query(backup, f"SELECT version_num FROM {VERSION_TABLE}") == [(SCHEMA_VERSION,)]
+        assert _query(backup, "SELECT config FROM record") == [(record().config.name,)]
+        assert len(list(Path(old).parent.iterdir())) == 2
     # once
     Store(old).close()
-    assert len(list(old.parent.iterdir())) == 2
+    assert _backups(old) == [backup]
 
 
-def test_an_upgrade_that_fails_changes_nothing(old: Path, newer: Path) -> None:
-    (newer / "versions" / "9999_note.py").write_text(
-        _NEXT.format(down=SCHEMA_VERSION, extra="op.execute('DELETE FROM layer')")
-    )
-    with pytest.raises(StoreError, match=r"the upgrade would leave 2 rows without their layer or device$"):
+def test_a_file_whose_tables_are_built_anew_keeps_its_links(tmp_path: Path, newer: Path) -> None:
+    path = str(tmp_path / "tuning.db")
+    shutil.copy(stored_databases.FOLDER / f"schema-{SCHEMA_VERSION}.db", path)
+    _write_next(newer, recreate="always")
+    with Store(path) as store:
+        assert store.records() == list(stored_databases.RECORDS)
+    assert _query(path, "PRAGMA foreign_key_check") == []
+
+
+def test_an_upgrade_that_fails_changes_nothing(old: str, newer: Path) -> None:
+    _write_next(newer, "op.execute('DELETE FROM layer')", recreate="always" if "://" not in old else "auto")
+    with pytest.raises(StoreError, match=r"without their layer or device$|violates foreign key"):
         Store(old)
-    (newer / "versions" / "9999_note.py").write_text(_NEXT.format(down=SCHEMA_VERSION, extra="op.execute('nonsense')"))
+    _write_next(newer, "op.execute('nonsense')")
     with pytest.raises(StoreError, match="syntax error") as caught:
         Store(old)
     assert "\n" not in str(caught.value)
     assert _query(old, f"SELECT version_num FROM {VERSION_TABLE}") == [(SCHEMA_VERSION,)]
     assert _query(old, "SELECT problem FROM layer") == [(str(layer()),)]
-    assert _query(old, "SELECT count(*) FROM pragma_table_info('layer') WHERE name = 'note'") == [(0,)]
+    with pytest.raises(Exception, match=r"no such column|does not exist"):
+        _query(old, "SELECT note FROM layer")
 
 
-def test_processes_upgrading_at_once_upgrade_once(old: Path, newer: Path) -> None:
+def test_processes_upgrading_at_once_upgrade_once(old: str, newer: Path) -> None:
     code = (
         "from pathlib import Path\n"
         "from autotune.store import schema\n"
@@ -137,26 +214,29 @@ def test_processes_upgrading_at_once_upgrade_once(old: Path, newer: Path) -> Non
     run_at_once(code, [(old, newer, number) for number in range(1, 5)])
     with Store(old) as store:
         assert len(store.trials(layer(), GPU)) == 5
-    assert len([path for path in old.parent.iterdir() if path.suffix == ".bak"]) == 1
+    assert len(_backups(old)) == 1
 
 
-def test_a_newer_file_is_refused_and_left_alone(old: Path, newer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_database_is_refused_and_left_alone(old: str, newer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Store(old).close()
-    content = old.read_bytes()
-    files = sorted(old.parent.iterdir())
+    folder = Path(old).parent
+    before = {} if "://" in old else {path: path.read_bytes() for path in folder.iterdir()}
     monkeypatch.undo()
     with pytest.raises(StoreError) as caught:
         Store(old)
-    assert str(caught.value) == (
-        f"{old}: schema 9999 is newer than {SCHEMA_VERSION}, the newest that this version knows: upgrade conv-autotune"
+    assert str(caught.value).endswith(
+        f": schema 9999 is newer than {SCHEMA_VERSION}, the newest that this version knows: upgrade conv-autotune"
     )
-    assert old.read_bytes() == content
-    assert sorted(old.parent.iterdir()) == files
+    assert str(caught.value).startswith(old.partition("?")[0])
+    assert _query(old, f"SELECT version_num FROM {VERSION_TABLE}") == [("9999",)]
+    assert before == ({} if "://" in old else {path: path.read_bytes() for path in folder.iterdir()})
 
 
 def test_an_older_file_that_cannot_be_written_is_refused(
-    old: Path, newer: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, newer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    old = tmp_path / "tuning.db"
+    shutil.copy(stored_databases.FOLDER / f"schema-{SCHEMA_VERSION}.db", old)
     # permissions do not bind the root user, so the question is answered for the store
     monkeypatch.setattr("autotune.store.engine.is_writable", lambda _: False)
     monkeypatch.setattr(schema, "is_writable", lambda _: False)

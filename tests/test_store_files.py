@@ -1,9 +1,8 @@
-"""SQLite files under stress: many processes, kills, locks, odd paths, and files that are not what they should be."""
+"""SQLite files under stress: locks, odd paths, permissions, full disks, and files that are not what they should be."""
 
 from __future__ import annotations
 
 import os
-import random
 import re
 import resource
 import shutil
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from store_samples import GPU, config, layer, record, release, run_at_once, start, trial
+from store_samples import GPU, config, in_a_fork, layer, record, release, start, trial
 
 from autotune.store import Store, StoreError, engine
 
@@ -24,30 +23,6 @@ NOBODY = 65534
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def in_a_fork(work: Callable[[], object], *, user: int | None = None) -> str:
-    """What ``work`` returns, as text, in a forked child, which runs as another user if told so."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        outcome = "died"
-        try:
-            if user is not None:
-                os.setgroups([])
-                os.setgid(user)
-                os.setuid(user)
-            outcome = f"{work()}"
-        except BaseException as error:
-            outcome = f"{type(error).__name__}: {error}"
-        finally:
-            os.write(writer, outcome.encode())
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        outcome = pipe.read()
-    os.waitpid(child, 0)
-    return outcome
 
 
 def refused(path: Path, match: str) -> None:
@@ -60,90 +35,6 @@ def refused(path: Path, match: str) -> None:
     assert "\n" not in str(caught.value)
     assert path.read_bytes() == before
     assert sorted(path.parent.iterdir()) == around
-
-
-# Many processes
-
-
-def test_processes_starting_on_a_fresh_path_lose_nothing(tmp_path: Path) -> None:
-    code = (
-        "with Store(sys.argv[1]) as store:\n"
-        "    for i in range(5): store.add_trial(samples.trial(i, problem=samples.layer(int(sys.argv[2]))))\n"
-    )
-    path = tmp_path / "new" / "tuning.db"
-    run_at_once(code, [(path, number) for number in range(8)])
-    with Store(path) as store:
-        assert store.check() == []
-        found = [store.trials(layer(number), GPU) for number in range(8)]
-    assert found == [[trial(i, problem=layer(number)) for i in range(5)] for number in range(8)]
-    # nothing is left of the databases that came second
-    assert names(path.parent) == ["tuning.db"]
-
-
-def test_processes_on_one_layer_keep_the_fastest_and_no_trial_twice(tmp_path: Path) -> None:
-    code = (
-        "seed = int(sys.argv[2])\n"
-        "with Store(sys.argv[1]) as store:\n"
-        "    for i in range(5):\n"
-        "        store.add_trial(samples.trial(i))\n"
-        "        if store.offer(samples.record(10.0 + (7 * seed + 3 * i) % 40, seed)): print('took')\n"
-    )
-    path = tmp_path / "tuning.db"
-    printed = run_at_once(code, [(path, number) for number in range(8)])
-    times = {number: min(10.0 + (7 * number + 3 * i) % 40 for i in range(5)) for number in range(8)}
-    with Store(path) as store:
-        assert store.check() == []
-        assert sorted(store.trials(layer(), GPU), key=lambda one: one.config.name) == [trial(i) for i in range(5)]
-        best = store.best(layer(), GPU)
-    assert best is not None
-    assert best.time_us == min(times.values())
-    assert "took" in "".join(printed)
-
-
-def test_a_killed_writer_loses_no_committed_trial(tmp_path: Path) -> None:
-    code = (
-        "store = Store(sys.argv[1])\n"
-        "for i in range(int(sys.argv[2]), 10**6):\n"
-        "    store.add_trial(samples.trial(i))\n"
-        "    store.offer(samples.record(1e6 / (1 + i), i))\n"
-        "    print(i, flush=True)\n"
-    )
-    path = tmp_path / "tuning.db"
-    draw = random.Random(5)
-    committed = -1
-    for _ in range(6):
-        writer = start(code, path, committed + 1)
-        release(writer)
-        # from before the file exists to many commits later
-        time.sleep(draw.uniform(0.0, 0.25))
-        writer.kill()
-        printed, _ = writer.communicate()
-        committed = max([committed, *map(int, printed.split())])
-        if path.exists():
-            with Store(path) as store:
-                assert store.check() == []
-                assert store.trial_names(layer(), GPU) >= {config(i).name for i in range(committed + 1)}
-                best = store.best(layer(), GPU)
-                assert committed < 0 or (best is not None and best.time_us <= 1e6 / (1 + committed))
-    assert committed > 0
-
-
-def test_a_forked_child_has_connections_of_its_own(tmp_path: Path) -> None:
-    with Store(tmp_path / "tuning.db") as store:
-        store.add_trial(trial(0))
-
-        def work() -> list[str]:
-            store.add_trial(trial(1))
-            return sorted(store.trial_names(layer(), GPU))
-
-        assert in_a_fork(work) == str(sorted([config(0).name, config(1).name]))
-        store.add_trial(trial(2))
-        assert store.trial_names(layer(), GPU) == {config(i).name for i in range(3)}
-        assert store.check() == []
-    with Store(":memory:") as store:
-        assert in_a_fork(store.records) == (
-            "StoreError: sqlite://: a database in memory does not follow a process into its fork"
-        )
 
 
 # Locks

@@ -18,6 +18,7 @@ from sqlalchemy.pool import QueuePool
 
 BUSY_S = 30.0  # how long a lock of another process is waited for
 _HEADER_BYTES = 100
+_LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL's word for it
 # a database named by URL: percent-encoded, so that every path can be written
 _SQLITE_URL = re.compile(r"sqlite(?:\+pysqlite)?://(?:/(?P<path>[^?]*))?")
 
@@ -166,21 +167,29 @@ def _immutable(path: Path, uri: str) -> str:
     return ""
 
 
-def open_server(url: str) -> Engine:
+def open_server(text: str) -> Engine:
     """An engine on a PostgreSQL database; StoreError when the driver is not installed."""
-    options = f"-c lock_timeout={int(BUSY_S * 1000)}"
+    url = make_url(text)
+    given = url.query.get("options", "")
+    options = f"{given if isinstance(given, str) else ' '.join(given)} -c lock_timeout={int(BUSY_S * 1000)}"
+    connect = {"connect_timeout": int(BUSY_S), "options": options.strip()}
     try:
-        return create_engine(url, connect_args={"connect_timeout": int(BUSY_S), "options": options})
+        # pre-ping: a server that was restarted between two trials does not end a search
+        return create_engine(url, connect_args=connect, pool_pre_ping=True)
     except ModuleNotFoundError as error:
-        raise StoreError(f"PostgreSQL needs the Python package {error.name}") from None
+        raise StoreError(
+            f"PostgreSQL needs the Python package {error.name}: pip install 'conv-autotune[postgres]'"
+        ) from None
 
 
 def reason(error: Exception) -> str:
     """Why the database refused, in one line."""
     cause = error.orig if isinstance(error, DBAPIError) else error
-    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF or getattr(cause, "sqlstate", None)
+    locked = f"locked by another process for more than {BUSY_S:g} s"
     known = {
-        sqlite3.SQLITE_BUSY: f"locked by another process for more than {BUSY_S:g} s",
+        sqlite3.SQLITE_BUSY: locked,
+        _LOCK_NOT_AVAILABLE: locked,
         sqlite3.SQLITE_READONLY: "read-only",
         sqlite3.SQLITE_FULL: "the disk is full",
         sqlite3.SQLITE_CORRUPT: "damaged",

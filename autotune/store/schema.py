@@ -69,13 +69,24 @@ def _upgrade(engine: Engine, path: Path | None) -> None:
         found = version(connection)
         if found == SCHEMA_VERSION:
             return
-        if path and found:
-            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
-            with closing(sqlite3.connect(path)) as source:
-                copy(source, path.with_name(f"{path.name}.schema-{found}.{stamp}.bak"))
+        if found:
+            _back_up(connection, path, found)
         _run_migrations(connection)
         if path and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").all()):
             raise StoreError(f"the upgrade would leave {len(broken)} rows without their layer or device")
+
+
+def _back_up(connection: Connection, path: Path | None, found: str) -> None:
+    """Keep the tables as they are: a file's in a copy beside it, a server's in another of its schemas."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
+    if path:
+        with closing(sqlite3.connect(path)) as source:
+            copy(source, path.with_name(f"{path.name}.schema-{found}.{stamp}.bak"))
+    elif connection.dialect.name == "postgresql":
+        kept = f'"autotune_{found}_{stamp}"'
+        connection.exec_driver_sql(f"CREATE SCHEMA {kept}")
+        for name in inspect(connection).get_table_names():
+            connection.exec_driver_sql(f'CREATE TABLE {kept}."{name}" AS TABLE "{name}"')
 
 
 def create_file(path: Path) -> None:
