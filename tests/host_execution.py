@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,7 @@ import numpy as np
 from autotune import reference
 from autotune.device import DeviceSpec
 from autotune.families import Family
-from autotune.families.family import Launch, Source
+from autotune.families.family import Launch, Source, TensorMap
 from autotune.problem import ConvProblem, DType
 from autotune.resources import folder
 from autotune.trial import Config
@@ -127,10 +126,10 @@ class HostMachine:
             "workspace": ("workspace", bytes(launch.workspace_bytes)),
         }
         texts = []
-        for name in launch.arguments:
-            use, content = buffers[name]
+        for name, (use, content) in buffers.items():
             (scratch / name).write_bytes(content)
             texts.append(f"{name}:{use}:{len(content)}:{scratch / name}")
+        texts += ["--", *map(_parameter, launch.arguments)]
         alignment, dynamic = _dynamic(source, self._sources)
         numbers = (launch.grid, launch.block, launch.smem_bytes, alignment, _arch(spec), seed)
         launches = 2 if launch.workspace_bytes else 1
@@ -192,6 +191,16 @@ def operands(problem: ConvProblem, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
     taps = problem.C // problem.groups * problem.R * problem.S
     return array(problem.activation_shape, 1.0), array(problem.filter_shape, taps**-0.5)
+
+
+def _parameter(argument: str | TensorMap) -> str:
+    """A kernel's parameter as the driver takes it."""
+    if isinstance(argument, str):
+        return argument
+    m = argument
+    steps = m.steps or (1,) * len(m.extents)
+    lists = ((m.element_bytes,), m.extents, m.strides, m.box, (m.swizzle,), sum(m.corners or (), ()), steps)
+    return f"{m.operand}=" + ";".join(",".join(map(str, numbers)) for numbers in lists)
 
 
 def _arch(spec: DeviceSpec) -> int:

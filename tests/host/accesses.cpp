@@ -20,7 +20,7 @@ inline void read(const void* at, int bytes, int alignment, Site site) {
     return;
   }
   check_alignment(at, bytes, alignment, site);
-  shared_read(static_cast<const char*>(at), bytes, current, site);
+  shared_read(static_cast<const char*>(at), bytes, by(current, site));
 }
 
 inline void write(const void* at, int bytes, int alignment, Site site) {
@@ -30,7 +30,7 @@ inline void write(const void* at, int bytes, int alignment, Site site) {
     return;
   }
   check_alignment(at, bytes, alignment, site);
-  shared_write(static_cast<const char*>(at), bytes, current, site);
+  shared_write(static_cast<const char*>(at), bytes, by(current, site));
 }
 
 }  // namespace

@@ -21,6 +21,9 @@ struct Index3 {
   unsigned x, y, z;
 };
 
+// What the elements of matrix operands are.
+enum class Number { f16, bf16, s8 };
+
 void synchronize();
 void synchronize_warp(unsigned mask);
 unsigned shuffle(unsigned mask, unsigned value, int source_lane);

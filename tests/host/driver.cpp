@@ -1,8 +1,9 @@
 // Runs a kernel's library on the host: the program that tests start, one kernel with one set of operands each time.
 //
-// usage: driver LIBRARY DYNAMIC GRID BLOCK SMEM_BYTES ALIGNMENT ARCH SEED LAUNCHES SECONDS [NAME:USE:BYTES:FILE]...
-// DYNAMIC: the library's array of dynamic shared memory. USE: input, output or workspace; the kernel's parameters in
-// order. Prints `ok`, or `fault` and what is wrong in one line.
+// usage: driver LIBRARY DYNAMIC GRID BLOCK SMEM_BYTES ALIGNMENT ARCH SEED LAUNCHES SECONDS OPERAND... -- PARAMETER...
+// DYNAMIC: the library's array of dynamic shared memory. OPERAND: NAME:USE:BYTES:FILE with a use of input, output or
+// workspace. PARAMETER: NAME for a pointer, NAME=element bytes;extents;strides;box;swizzle;corners;steps for a tensor map.
+// Prints `ok`, or `fault` and what is wrong in one line.
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -17,6 +18,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <numeric>
 
 #include "cuda.hpp"
@@ -34,8 +36,8 @@ namespace {
 uint64_t random_state;
 bool running;  // a block
 void (*run_kernel)(void* const*);
-std::vector<void*> operands;
-std::vector<void*> arguments;  // the operands' addresses
+std::map<std::string, void*> operands;
+std::vector<void*> arguments;  // where the kernel's parameters lie
 
 }  // namespace
 
@@ -146,7 +148,18 @@ void add_operand(const std::string& text) {
     close(descriptor);
     global_add(name, input ? Use::input : use == "output" ? Use::output : Use::workspace, static_cast<char*>(at), bytes);
   }
-  operands.push_back(at);
+  operands[name] = at;
+}
+
+void add_parameter(const std::string& text) {
+  const size_t equals = text.find('=');
+  const std::string name = text.substr(0, equals);
+  const auto found = operands.find(name);
+  if (found == operands.end()) fault("no operand %s", name.c_str());
+  if (equals == std::string::npos)
+    arguments.push_back(&found->second);
+  else
+    arguments.push_back(tensor_map(text.substr(equals + 1), name, static_cast<char*>(found->second)));
 }
 
 void launch_once() {
@@ -158,6 +171,9 @@ void launch_once() {
     order_start(int(launch.block));
     shared_start();
     instructions_start(int(launch.block));
+    barriers_start();
+    tensor_start();
+    products_start();
     global_start_block(block);
     running = true;
     run_block(block, [] { run_kernel(arguments.data()); });
@@ -169,14 +185,15 @@ void launch_once() {
 }  // namespace
 
 int run(int count, char** words) {
-  if (count < 11) fault("usage: driver LIBRARY DYNAMIC GRID BLOCK SMEM_BYTES ALIGNMENT ARCH SEED LAUNCHES SECONDS [OPERAND]...");
+  if (count < 11) fault("usage: driver LIBRARY DYNAMIC GRID BLOCK SMEM_BYTES ALIGNMENT ARCH SEED LAUNCHES SECONDS OPERAND... -- PARAMETER...");
   const auto number = [&](int i) { return unsigned(std::strtoul(words[i], nullptr, 10)); };
   launch = {number(3), number(4), number(5), number(6), number(7)};
   if (launch.block % 32 || !launch.block || launch.block > 1024) fault("%u threads are not whole warps", launch.block);
   random_state = number(8);
   open_library(words[1], words[2]);
-  for (int i = 11; i < count; ++i) add_operand(words[i]);
-  for (void*& operand : operands) arguments.push_back(&operand);
+  int word = 11;
+  for (; word < count && std::string(words[word]) != "--"; ++word) add_operand(words[word]);
+  for (++word; word < count; ++word) add_parameter(words[word]);
   catch_signals(number(10));
   for (unsigned i = 0; i < number(9); ++i) launch_once();
   std::puts("ok");

@@ -53,6 +53,7 @@ std::vector<Fiber> fibers;
 std::vector<Warp> warps;
 std::vector<int> ready;  // warps with a runnable lane
 Barrier block_barrier;
+std::map<int, Barrier> named_barriers;
 std::map<std::pair<int, uint32_t>, Barrier> warp_barriers;
 int finished;
 void* outside;  // the context that runs blocks
@@ -128,13 +129,6 @@ void enter(int thread) {
   mutable_thread.x = unsigned(thread);
 }
 
-void set_runnable(int thread) {
-  Warp& warp = warps[size_t(warp_of(thread))];
-  if (!warp.runnable) ready.push_back(warp_of(thread));
-  warp.runnable |= 1u << lane_of(thread);
-  fibers[size_t(thread)].waits_for = nullptr;
-}
-
 void clear_runnable(int thread) {
   Warp& warp = warps[size_t(warp_of(thread))];
   warp.runnable &= ~(1u << lane_of(thread));
@@ -156,8 +150,14 @@ void clear_runnable(int thread) {
   fault("deadlock: %s", all.c_str());
 }
 
+// Copies come to pass at times that are not the kernel's to know.
+void let_engines_work() {
+  while (tensor_pending() && (ready.empty() || draw(8) == 0)) tensor_step();
+}
+
 // The next lane of the present warp, or of a random one when it has none or its turn is over.
 int next_thread(bool turn_is_over) {
+  let_engines_work();
   if (ready.empty()) report_deadlock();
   int warp = warp_of(current);
   if (turn_is_over || !warps[size_t(warp)].runnable) warp = ready[draw(unsigned(ready.size()))];
@@ -174,18 +174,10 @@ void go_to(int thread) {
   switch_context(&fibers[size_t(from)].context, fibers[size_t(thread)].context);
 }
 
-void wait(const char* what, Site site) {
-  fibers[size_t(current)].waits_for = what;
-  fibers[size_t(current)].site = site;
-  clear_runnable(current);
-  go_to(next_thread(false));
-}
-
-void yield() { go_to(next_thread(true)); }
-
 void thread_main() {
   entry();
   const int thread = current;
+  products_end(warp_of(thread));
   fibers[size_t(thread)].done = true;
   clear_runnable(thread);
   if (++finished == int(fibers.size())) {
@@ -217,12 +209,28 @@ void arrive(Barrier& barrier, size_t expected, const char* name, Site site) {
   }
   order_join(barrier.arrived);
   for (int thread : barrier.arrived)
-    if (thread != current) set_runnable(thread);
+    if (thread != current) host::set_runnable(thread);
   barrier.arrived.clear();
-  yield();
+  host::yield();
 }
 
 }  // namespace
+
+void set_runnable(int thread) {
+  Warp& warp = warps[size_t(warp_of(thread))];
+  if (!warp.runnable) ready.push_back(warp_of(thread));
+  warp.runnable |= 1u << lane_of(thread);
+  fibers[size_t(thread)].waits_for = nullptr;
+}
+
+void wait(const char* what, Site site) {
+  fibers[size_t(current)].waits_for = what;
+  fibers[size_t(current)].site = site;
+  clear_runnable(current);
+  go_to(next_thread(false));
+}
+
+void yield() { go_to(next_thread(true)); }
 
 bool on_own_stack(const void* pointer) {
   const char* stack = fibers[size_t(current)].stack;
@@ -240,6 +248,7 @@ void run_block(unsigned block, void (*kernel)()) {
   ready.clear();
   warps.assign(threads / lanes, Warp{});
   block_barrier.arrived.clear();
+  named_barriers.clear();
   warp_barriers.clear();
   for (size_t i = 0; i < threads; ++i) {
     fibers[i].done = false;
@@ -275,6 +284,11 @@ void collective(Site site, const char* instruction, void* arguments, void (*exec
 }
 
 void synchronize() { arrive(block_barrier, launch.block, "__syncthreads", HOST_SITE); }
+
+void synchronize_warpgroup(int id) {
+  if (id < 1 || id > 15) fault("bar.sync %d at %s: barriers have numbers from 1 to 15", id, place(HOST_SITE).c_str());
+  arrive(named_barriers[id], 128, "bar.sync", HOST_SITE);
+}
 
 void synchronize_warp(unsigned mask) {
   if (!(mask >> lane_of(current) & 1)) fault("__syncwarp at %s: a lane that is not in the mask", place(HOST_SITE).c_str());

@@ -1,5 +1,6 @@
 // Global memory: the operands' bounds and use, and whether another block may see what one wrote.
 #include <algorithm>
+#include <map>
 
 #include "machine.hpp"
 
@@ -31,6 +32,8 @@ std::vector<std::vector<uint32_t>> fences;  // that the threads of each block pa
 uint64_t now;                               // counts atomics and fences
 uint64_t last_atomic;                       // of this block
 std::vector<uint64_t> last_fence;           // of this block's threads
+// What the atomics on a word pass on within this block.
+std::map<const void*, std::shared_ptr<const Times>> passed_on;
 
 Region& region_at(const void* pointer, int bytes, int alignment, const char* act, Site site) {
   const char* at = static_cast<const char*>(pointer);
@@ -66,11 +69,11 @@ void read(const void* at, int bytes, int alignment, bool through_l2, Site site) 
     if (!word.block) fault("reads %s, which nobody wrote in this launch, at %s", where.c_str(), place(site).c_str());
     if (word.block == block) {
       if (!happened_before(word.stamp, current))
-        fault("a barrier is missing: reads %s, which thread %d writes, at %s", where.c_str(), thread_of(word.stamp),
+        fault("a barrier is missing: reads %s, which thread %d writes, at %s", where.c_str(), actor_of(word.stamp),
               place(site).c_str());
       continue;
     }
-    if (fences[word.block - 1][size_t(thread_of(word.stamp))] <= word.fences)
+    if (fences[word.block - 1][size_t(actor_of(word.stamp))] <= word.fences)
       fault("reads %s at %s, which block %u did not make visible by __threadfence", where.c_str(), place(site).c_str(),
             word.block - 1);
     if (!last_atomic || last_fence[size_t(current)] < last_atomic)
@@ -101,6 +104,7 @@ void global_start_block(unsigned index) {
   fences[index].assign(launch.block, 0);
   last_fence.assign(launch.block, 0);
   last_atomic = 0;
+  passed_on.clear();
 }
 
 void global_read(const void* at, int bytes, int alignment, Site site) {
@@ -133,6 +137,11 @@ void global_atomic(const void* at, int bytes, Site site) {
   const Region& region = region_at(at, bytes, bytes, "atomically changes", site);
   if (region.use != Use::workspace) fault("atomically changes %s at %s", region.name.c_str(), place(site).c_str());
   last_atomic = ++now;
+  auto& before = passed_on.try_emplace(at, no_times()).first->second;
+  order_acquire(current, before);
+  auto after = std::make_shared<Times>(*before);
+  order_release(current, *after);
+  before = after;
 }
 
 void global_fence(int thread) {

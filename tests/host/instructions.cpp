@@ -3,29 +3,13 @@
 #include <cstring>
 
 #include "machine.hpp"
+#include "values.hpp"
 
 namespace host {
 
 namespace {
 
 constexpr int lanes = 32;
-
-template <class Out, class In>
-Out bits_of(In x) {
-  static_assert(sizeof(Out) == sizeof(In));
-  Out out;
-  std::memcpy(&out, &x, sizeof out);
-  return out;
-}
-
-float f16_value(uint16_t bits) {
-  // the exponent moves to its place and a product corrects its bias, which makes subnormals normal
-  const float magnitude = bits_of<float>(uint32_t(bits & 0x7fffu) << 13) * 0x1p112f;
-  const uint32_t word = (bits & 0x7c00u) == 0x7c00u ? 0x7f800000u | uint32_t(bits & 0x3ffu) << 13 : bits_of<uint32_t>(magnitude);
-  return bits_of<float>(word | uint32_t(bits & 0x8000u) << 16);
-}
-
-float bf16_value(uint16_t bits) { return bits_of<float>(uint32_t(bits) << 16); }
 
 // A fragment that ldmatrix read from bytes that nobody wrote may be thrown away, but not multiplied.
 struct Suspicion {
@@ -104,7 +88,7 @@ void finish(const std::vector<Copy>& group) {
       std::memcpy(copy.target, copy.source, size_t(copy.bytes));
     else
       std::memset(copy.target, 0, size_t(copy.bytes));
-    shared_write_ends(copy.target, copy.bytes, current);
+    shared_write_ends(copy.target, copy.bytes, stamp_of(current));
   }
 }
 
@@ -128,7 +112,7 @@ void ldmatrix(unsigned* registers, int matrices, unsigned address) {
     for (int source = 0; source < of(0)->matrices * 8; ++source) {
       const char* row = shared_at(of(source)->address, 16, 16, site);
       const int thread = current - lane_of(current) + source;
-      if (!shared_read(row, 16, thread, site, Unwritten::allowed)) suspicion = {true, site};
+      if (!shared_read(row, 16, by(thread, site), Unwritten::allowed)) suspicion = {true, site};
       for (int word = 0; word < 4; ++word) std::memcpy(&of(source % 8 * 4 + word)->registers[source / 8], row + word * 4, 4);
     }
   });
@@ -150,16 +134,14 @@ void multiply_bf16(float* d, const unsigned* a, const unsigned* b) {
 void multiply_s8(int* d, const unsigned* a, const unsigned* b) {
   Fragments mine{d, a, b};
   check_written(a, b, HOST_SITE);
-  collective(HOST_SITE, "mma of s8", &mine, [](void* const* all) {
-    multiply<int8_t, int, int>(all, [](int8_t x) { return int(x); });
-  });
+  collective(HOST_SITE, "mma of s8", &mine, [](void* const* all) { multiply<int8_t, int, int>(all, s8_value); });
 }
 
 void copy_async(unsigned target, const void* source, int bytes, bool inside) {
   need_sm80("cp.async", HOST_SITE);
   char* at = shared_at(target, bytes, bytes, HOST_SITE);
   if (inside) global_read(source, bytes, bytes, HOST_SITE);
-  shared_write_begins(at, bytes, current, HOST_SITE);
+  shared_write_begins(at, bytes, by(current, HOST_SITE));
   copies[size_t(current)].open.push_back({at, source, bytes, inside});
 }
 
@@ -177,6 +159,11 @@ void copy_async_wait(int pending) {
     finish(groups.front());
     groups.erase(groups.begin());
   }
+}
+
+void store_streaming(void* target, const void* source, int bytes) {
+  global_write(target, bytes, bytes, HOST_SITE);
+  std::memcpy(target, source, size_t(bytes));
 }
 
 void load_l2(void* target, const void* source, int bytes) {

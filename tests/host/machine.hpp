@@ -6,6 +6,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -56,16 +57,31 @@ void collective(Site site, const char* instruction, void* arguments, void (*exec
 
 // Order: which events of a block happened before which, as the kernel's barriers tell.
 
+// Who acts: the threads, then the engines that write or read asynchronously, one for each barrier and one for each warp.
+constexpr int barrier_engines = 128, engines = barrier_engines + 32;
+inline int barrier_engine(int barrier) { return int(launch.block) + barrier; }
+inline int warp_engine(int warp) { return int(launch.block) + barrier_engines + warp; }
+
 // Who did something, and when by its own clock; 0 is nobody.
 using Stamp = uint32_t;
 constexpr Stamp in_flight = 0xffffffffu;  // the stamp of bytes that an asynchronous copy has still to write
+// Of every actor, the time up to which its acts are known.
+using Times = std::vector<uint32_t>;
 
 void order_start(int threads);
+std::shared_ptr<const Times> no_times();
+Stamp stamp(int actor, uint32_t time);
 Stamp stamp_of(int thread);
+int actor_of(Stamp stamp);
+bool is_thread(Stamp stamp);
 bool happened_before(Stamp stamp, int thread);
-int thread_of(Stamp stamp);
 // All that each of these threads did is before all that each of them does from now on.
 void order_join(const std::vector<int>& threads);
+// Adds what the thread did and knows to what a barrier passes on.
+void order_release(int thread, Times& into);
+void order_note(Stamp stamp, Times& into);
+// The thread learns what a barrier passes on.
+void order_acquire(int thread, const std::shared_ptr<const Times>& from);
 
 // Shared memory: addresses, bounds, who wrote and read last.
 
@@ -74,12 +90,23 @@ bool is_shared(const void* pointer);
 // The bytes at a 32-bit address of shared memory; a fault where they are not there or not aligned.
 char* shared_at(uint32_t address, int bytes, int alignment, Site site);
 enum class Unwritten { refused, allowed };
-// Notes an access of `thread`, and faults where no barrier orders it after the accesses that it depends on.
+// Who an access is by: `thread` must be allowed it, `stamp` is left behind.
+struct By {
+  int thread;
+  Stamp stamp;
+  Site site;
+};
+inline By by(int thread, Site site) { return {thread, stamp_of(thread), site}; }
+// Notes an access, and faults where no barrier orders it after the accesses that it depends on.
 // A read tells whether all bytes have been written.
-bool shared_read(const char* at, int bytes, int thread, Site site, Unwritten unwritten = Unwritten::refused);
-void shared_write(const char* at, int bytes, int thread, Site site);
-void shared_write_begins(const char* at, int bytes, int thread, Site site);
-void shared_write_ends(const char* at, int bytes, int thread);
+bool shared_read(const char* at, int bytes, By by, Unwritten unwritten = Unwritten::refused);
+void shared_write(const char* at, int bytes, By by);
+// An asynchronous engine's read of what the threads themselves did not write.
+void shared_read_by_engine(const char* at, int bytes, By by);
+void shared_write_begins(const char* at, int bytes, By by);
+void shared_write_ends(const char* at, int bytes, Stamp stamp);
+// From here on these bytes are a barrier's.
+void shared_reserve(const char* at, int bytes, By by);
 
 // Global memory: the operands, and who wrote what.
 
@@ -95,7 +122,33 @@ void global_fence(int thread);
 void global_end_launch();
 
 // Instructions with state of their own.
+
 void instructions_start(int threads);
+void barriers_start();
+void tensor_start();
+void products_start();
+// Faults where a thread ends with products that it did not wait for.
+void products_end(int warp);
+
+// The barrier at an address, whose phase `bytes` fewer bytes hold back once they have been written.
+int barrier_at(uint32_t address, Site site);
+Stamp barrier_stamp(int barrier);
+void barrier_bytes_written(int barrier, unsigned bytes);
+
+// Copies of the tensor engine that have not come to pass.
+bool tensor_pending();
+void tensor_step();
+
+// A kernel's parameter that describes a tensor, from its text; `operand` is where the tensor lies.
+void* tensor_map(const std::string& text, const std::string& operand_name, char* operand);
+
+// Scheduling, for instructions that block.
+
+// Lets others run until something has happened; `what` and `site` tell what the thread waits for.
+void wait(const char* what, Site site);
+void set_runnable(int thread);
+// The thread may be overtaken here.
+void yield();
 
 #define HOST_SITE (static_cast<::host::Site>(__builtin_return_address(0)))
 

@@ -4,19 +4,36 @@
 
 namespace host {
 
-unsigned shared_address(const void* pointer);
-void ldmatrix(unsigned* registers, int matrices, unsigned address);
-// d += a * b of a warp, d and its elements' type as that of `multiply_f16` and the others
-void multiply_f16(float* d, const unsigned* a, const unsigned* b);
-void multiply_bf16(float* d, const unsigned* a, const unsigned* b);
-void multiply_s8(int* d, const unsigned* a, const unsigned* b);
-void copy_async(unsigned target, const void* source, int bytes, bool inside);
+u32 shared_address(const void* pointer);
+void ldmatrix(u32* registers, int matrices, u32 address);
+void multiply_f16(f32* d, const u32* a, const u32* b);
+void multiply_bf16(f32* d, const u32* a, const u32* b);
+void multiply_s8(s32* d, const u32* a, const u32* b);
+void copy_async(u32 target, const void* source, int bytes, bool inside);
 void copy_async_commit();
 void copy_async_wait(int pending);
 void load_l2(void* target, const void* source, int bytes);
-unsigned short to_f16(float x);
-unsigned short to_bf16(float x);
-float from_f16(unsigned short bits);
+void store_streaming(void* target, const void* source, int bytes);
+u16 to_f16(f32 x);
+u16 to_bf16(f32 x);
+f32 from_f16(u16 bits);
+
+void barrier_init(u32 address, u32 arrivals);
+void barrier_init_fence();
+void barrier_expect(u32 address, u32 bytes);
+void barrier_arrive(u32 address);
+void barrier_wait(u32 address, u32 parity);
+void synchronize_warpgroup(int id);
+void reassign_registers(int registers, bool more);
+
+void use_map(const void* map);
+void copy_box(u32 target, const void* map, u32 barrier, const int* coordinates, int rank);
+void copy_pixels(u32 target, const void* map, u32 barrier, int c, int w, int h, int n, int offset_w, int offset_h);
+
+void wgmma(Number type, int columns, bool accumulate, void* d, unsigned long a, unsigned long b);
+void wgmma_fence();
+void wgmma_commit();
+void wgmma_wait(int pending);
 
 }  // namespace host
 
@@ -68,6 +85,82 @@ inline f32 from_bf16(u16 bits) { return __uint_as_float(u32(bits) << 16); }
 template <class T>
 inline void load_l2(T (&d)[4], const T* source) {
   host::load_l2(d, source, 16);
+}
+
+#if __CUDA_ARCH__ >= 900
+struct alignas(64) TensorMap {
+  u64 word[16];
+};
+
+inline void barrier_init(u32 barrier, u32 arrivals) { host::barrier_init(barrier, arrivals); }
+inline void barrier_init_fence() { host::barrier_init_fence(); }
+inline void barrier_expect(u32 barrier, u32 bytes) { host::barrier_expect(barrier, bytes); }
+inline void barrier_arrive(u32 barrier) { host::barrier_arrive(barrier); }
+inline void barrier_wait(u32 barrier, u32 parity) { host::barrier_wait(barrier, parity); }
+
+inline void prefetch_map(const TensorMap* map) { host::use_map(map); }
+
+template <class... Coordinates>
+inline void copy_box(u32 target, const TensorMap* map, u32 barrier, Coordinates... coordinates) {
+  const int all[] = {coordinates...};
+  host::copy_box(target, map, barrier, all, sizeof...(coordinates));
+}
+
+template <class... Coordinates>
+inline void stream_box(u32 target, const TensorMap* map, u32 barrier, Coordinates... coordinates) {
+  const int all[] = {coordinates...};
+  host::copy_box(target, map, barrier, all, sizeof...(coordinates));
+}
+
+inline void copy_pixels(u32 target, const TensorMap* map, u32 barrier, int c, int w, int h, int n, int offset_w, int offset_h) {
+  host::copy_pixels(target, map, barrier, c, w, h, n, offset_w, offset_h);
+}
+
+template <class Element>
+constexpr host::Number number_of = host::Number::s8;
+template <>
+constexpr host::Number number_of<f16> = host::Number::f16;
+template <>
+constexpr host::Number number_of<bf16> = host::Number::bf16;
+
+template <class Element, int n>
+struct Wgmma {
+  template <bool accumulate>
+  static void run(typename AccumulatorOf<Element>::type* d, u64 a, u64 b) {
+    host::wgmma(number_of<Element>, n, accumulate, d, a, b);
+  }
+};
+
+template <int swizzle_bytes>
+inline u64 matrix_descriptor(u32 address, u32 group_bytes) {
+  constexpr u64 mode = swizzle_bytes == 128 ? 1 : swizzle_bytes == 64 ? 2 : 3;
+  return u64((address & 0x3ffff) >> 4) | u64(1) << 16 | u64(group_bytes >> 4) << 32 | mode << 62;
+}
+
+inline void wgmma_fence() { host::wgmma_fence(); }
+inline void wgmma_commit() { host::wgmma_commit(); }
+inline void wgmma_wait() { host::wgmma_wait(0); }
+inline void wgmma_wait_previous() { host::wgmma_wait(1); }
+
+inline void sync_warpgroup(int id) { host::synchronize_warpgroup(id); }
+
+// the compiler of the host cannot move an access across a call
+inline void pin(f32&) {}
+inline void pin(s32&) {}
+
+template <int registers>
+inline void release_registers() {
+  host::reassign_registers(registers, false);
+}
+template <int registers>
+inline void claim_registers() {
+  host::reassign_registers(registers, true);
+}
+#endif
+
+template <int bytes>
+inline void store_streaming(void* target, Vector<bytes> v) {
+  host::store_streaming(target, &v, bytes);
 }
 
 }  // namespace ptx

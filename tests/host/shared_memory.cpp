@@ -13,6 +13,8 @@ namespace {
 constexpr uint32_t reserved_bytes = 1024;
 // Where the variables that a kernel declares start.
 constexpr uint32_t static_start = 1u << 20;
+// The writer of a barrier's bytes.
+constexpr Stamp reserved = in_flight - 1;
 // What unwritten bytes hold.
 constexpr int unwritten_byte = 0xfd;
 
@@ -39,7 +41,10 @@ uint32_t offset_of(Site site) { return uint32_t(static_cast<const char*>(site) -
 std::string place_of(uint32_t offset) { return place(library.code + offset); }
 
 std::string name_of(Stamp stamp) {
-  return stamp == in_flight ? "a copy that is still in flight" : "thread " + std::to_string(thread_of(stamp));
+  if (stamp == in_flight) return "a copy that is still in flight";
+  if (is_thread(stamp)) return "thread " + std::to_string(actor_of(stamp));
+  const int warp = actor_of(stamp) - warp_engine(0);
+  return warp < 0 ? std::string("a tensor copy") : "a product of warp " + std::to_string(warp);
 }
 
 std::string byte_name(const char* at) {
@@ -53,13 +58,12 @@ std::string byte_name(const char* at) {
         name_of(other).c_str(), other_act, place_of(other_site).c_str());
 }
 
-uint32_t with_reader(uint32_t set, int thread, Site site) {
-  const Stamp stamp = stamp_of(thread);
-  uint32_t& known = unions[{set, stamp}];
+uint32_t with_reader(uint32_t set, const By& by) {
+  uint32_t& known = unions[{set, by.stamp}];
   if (known) return known;
-  std::vector<Reader> members{{stamp, offset_of(site)}};
+  std::vector<Reader> members{{by.stamp, offset_of(by.site)}};
   for (const Reader& reader : reader_sets[set])
-    if (!happened_before(reader.stamp, thread)) members.push_back(reader);
+    if (!happened_before(reader.stamp, by.thread)) members.push_back(reader);
   reader_sets.push_back(std::move(members));
   return known = uint32_t(reader_sets.size() - 1);
 }
@@ -77,21 +81,21 @@ void check_bounds(const char* at, int bytes, Site site) {
     fault("%d bytes outside shared memory, at %s", bytes, place(site).c_str());
 }
 
-// Whether the bytes may be overwritten by `thread`.
-void check_overwrite(const char* at, int bytes, int thread, Site site) {
-  check_bounds(at, bytes, site);
+void check_overwrite(const char* at, int bytes, const By& by) {
+  check_bounds(at, bytes, by.site);
   const Cell* cell = cells_at(at);
   Stamp writer = 0;
   uint32_t readers = 0;
   for (int i = 0; i < bytes; ++i) {
     if (cell[i].writer != writer) {
       writer = cell[i].writer;
-      if (writer && !happened_before(writer, thread)) race(at + i, "writes", site, "writes", writer, cell[i].writer_site);
+      if (writer == reserved) fault("writes %s, a barrier, at %s", byte_name(at + i).c_str(), place(by.site).c_str());
+      if (writer && !happened_before(writer, by.thread)) race(at + i, "writes", by.site, "writes", writer, cell[i].writer_site);
     }
     if (cell[i].readers != readers) {
       readers = cell[i].readers;
       for (const Reader& reader : reader_sets[readers])
-        if (!happened_before(reader.stamp, thread)) race(at + i, "writes", site, "reads", reader.stamp, reader.site);
+        if (!happened_before(reader.stamp, by.thread)) race(at + i, "writes", by.site, "reads", reader.stamp, reader.site);
     }
   }
 }
@@ -129,44 +133,57 @@ uint32_t shared_address(const void* pointer) {
   return static_start + uint32_t(at - library.shared);
 }
 
-bool shared_read(const char* at, int bytes, int thread, Site site, Unwritten unwritten) {
-  check_bounds(at, bytes, site);
+bool shared_read(const char* at, int bytes, By by, Unwritten unwritten) {
+  check_bounds(at, bytes, by.site);
   Cell* cell = cells_at(at);
   bool written = true;
   Stamp writer = 0;
-  uint32_t before = 0, after = with_reader(0, thread, site);
+  uint32_t before = 0, after = with_reader(0, by);
   for (int i = 0; i < bytes; ++i) {
     if (!cell[i].writer) {
       if (unwritten == Unwritten::refused)
-        fault("reads %s, which nobody wrote, at %s", byte_name(at + i).c_str(), place(site).c_str());
+        fault("reads %s, which nobody wrote, at %s", byte_name(at + i).c_str(), place(by.site).c_str());
       written = false;
       continue;
     }
     if (cell[i].writer != writer) {
       writer = cell[i].writer;
-      if (!happened_before(writer, thread)) race(at + i, "reads", site, "writes", writer, cell[i].writer_site);
+      if (writer == reserved) fault("reads %s, a barrier, at %s", byte_name(at + i).c_str(), place(by.site).c_str());
+      if (!happened_before(writer, by.thread)) race(at + i, "reads", by.site, "writes", writer, cell[i].writer_site);
     }
     if (cell[i].readers != before) {
       before = cell[i].readers;
-      after = with_reader(before, thread, site);
+      after = with_reader(before, by);
     }
     cell[i].readers = after;
   }
   return written;
 }
 
-void shared_write(const char* at, int bytes, int thread, Site site) {
-  check_overwrite(at, bytes, thread, site);
-  set_writer(at, bytes, stamp_of(thread), offset_of(site));
+void shared_read_by_engine(const char* at, int bytes, By by) {
+  const Cell* cell = cells_at(at);
+  for (int i = 0; i < bytes; ++i)
+    if (cell[i].writer && cell[i].writer < reserved && is_thread(cell[i].writer))
+      fault("reads %s at %s, which thread %d wrote at %s, with no fence between the threads' and the engines' accesses",
+            byte_name(at + i).c_str(), place(by.site).c_str(), actor_of(cell[i].writer), place_of(cell[i].writer_site).c_str());
+  shared_read(at, bytes, by);
 }
 
-void shared_write_begins(const char* at, int bytes, int thread, Site site) {
-  check_overwrite(at, bytes, thread, site);
-  set_writer(at, bytes, in_flight, offset_of(site));
+void shared_write(const char* at, int bytes, By by) {
+  check_overwrite(at, bytes, by);
+  set_writer(at, bytes, by.stamp, offset_of(by.site));
 }
 
-void shared_write_ends(const char* at, int bytes, int thread) {
-  set_writer(at, bytes, stamp_of(thread), cells_at(at)->writer_site);
+void shared_write_begins(const char* at, int bytes, By by) {
+  check_overwrite(at, bytes, by);
+  set_writer(at, bytes, in_flight, offset_of(by.site));
+}
+
+void shared_write_ends(const char* at, int bytes, Stamp stamp) { set_writer(at, bytes, stamp, cells_at(at)->writer_site); }
+
+void shared_reserve(const char* at, int bytes, By by) {
+  check_overwrite(at, bytes, by);
+  set_writer(at, bytes, reserved, offset_of(by.site));
 }
 
 }  // namespace host
