@@ -20,6 +20,7 @@ _OUTPUTS = {
 }
 _MAX_SMEM = 227 * 1024
 _CLOCK_HZ = 1.8e9
+_ROW_CLOCKS = 2.3  # of a copied row of at most 64 bytes (fitted on H200, 2026-11-30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,8 @@ class HaloWgmma(Family):
         channel_bytes = p.C * p.dtype.bytes
         if t.chunk_bytes > 32 and t.chunk_bytes >= 2 * channel_bytes:
             return f"half of chunk_bytes={t.chunk_bytes} covers all {channel_bytes} bytes of channels"
+        if t.chunk_bytes < 128 and channel_bytes % (2 * t.chunk_bytes) == 0:
+            return f"chunk_bytes={t.chunk_bytes} is needlessly small for {channel_bytes} bytes of channels"
         if t.stack > 1 and t.stack > -(-slow.out // 8):
             return f"stack={t.stack} covers {slow.out} output rows more than once"
         g = _geometry(t, p)
@@ -215,19 +218,21 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
 
     def predict_us(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> float:
         """Clocks of one block's tiles: products take max(n/2, 16 + n/4) clocks of the shared-memory port and the tensor
-        cores, a tile's copy its bytes at 128 a clock; at least the layer's memory traffic (fitted on H200,
-        2026-11-30)."""
+        cores, a tile's copy its bytes at 128 a clock, or what its rows take the copy engine if that is longer; with a
+        part of the layer's memory traffic that is not hidden, or the other way round."""
         t = _Tile.of(config)
         g = _geometry(t, problem)
         columns = [count * t.cta_n for _, count in g.windows if count]
         per_step = sum(max(n / 2, 16 + n / 4) for n in columns)
         clocks = per_step * g.fast.taps * g.chunks * t.chunk_bytes / 32 + g.chunks * g.plane_bytes / 128
+        clocks = max(clocks, g.chunks * g.fast.stride * g.pitch * g.halo_slow * _ROW_CLOCKS)
         # a lone consumer does not multiply while it stores, and two stages hide little of a copy
         clocks *= 1.0 + (0.35 if t.consumers == 1 else 0.0) + 0.1 / (t.stages - 1)
         clocks *= 1.0 + 0.02 * (t.turns == 0) + 0.01 * (t.grouped == 1) + 0.03 * t.orient
         share = device.sm_count // g.blocks_n
         rounds = -(-g.tiles // share)
-        return 3.0 + 1e6 * max(rounds * clocks / _CLOCK_HZ, problem.min_bytes / device.bytes_per_s)
+        compute, memory = rounds * clocks / _CLOCK_HZ, problem.min_bytes / device.bytes_per_s
+        return 2.5 + 1e6 * (max(compute, memory) + 0.25 * min(compute, memory))
 
 
 def _axes(t: _Tile, p: ConvProblem) -> tuple[_Axis, _Axis]:

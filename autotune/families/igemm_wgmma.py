@@ -19,7 +19,9 @@ _OUTPUTS = {
 }
 _MAX_SMEM = 226 * 1024  # of 227 KiB, one is left for the alignment of what follows static shared memory
 _CLOCK_HZ = 1.75e9
-_L2_BYTES = 40.0  # a clock and multiprocessor
+# fitted on H200, 2026-11-30
+_COPY_BYTES = 70.0  # a clock and multiprocessor, from the second-level cache
+_LATENCY_CLOCKS = 1900.0  # of a copy, shared by the stages in flight
 _REGISTERS = {1: 240, 2: 240, 3: 160}  # of a consumer's thread, by the number of consumers
 
 
@@ -178,17 +180,20 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
         t = _Tile(*(value for _, value in config.knobs))
         items = _tiles(t, problem) * t.split_k
         product = t.cta_m / 64 * t.chunk_bytes / 32 * max(t.cta_n / 2, 16 + t.cta_n / 4)
-        copies = (t.cta_m + t.cta_n) * t.chunk_bytes / _L2_BYTES
-        per_slice = max(product, copies, 900 / (t.stages - 1)) + 20
+        copies = (t.cta_m + t.cta_n) * t.chunk_bytes / _COPY_BYTES
+        per_slice = max(product, copies, _LATENCY_CLOCKS / (t.stages - 0.5)) + 10
         outputs = t.cta_m * t.cta_n * problem.out_dtype.bytes
-        store = outputs / 24 + 300 + (outputs / 4 if t.split_k > 1 else 0)
+        # a thread stores its adjacent filters at once, or, where they are not permuted, one by one
+        out_bytes = problem.out_dtype.bytes
+        width = min(16, _lane_filters(t, problem) * out_bytes) if problem.K % 8 == 0 else out_bytes
+        store = outputs / (1.5 * width) + 300 + (outputs / 4 if t.split_k > 1 else 0)
         work = _slices(t, problem) // t.split_k * per_slice
         rounds = items / min(device.sm_count, items)
         rounds = -(-items // device.sm_count) * 0.7 + rounds * 0.3
         per_item = max(work, (work + store) / 2) + 0.2 * store if t.pingpong else work + store
         clocks = rounds * per_item + 1500 + (store if t.pingpong else 0)
-        memory = problem.min_bytes / device.bytes_per_s
-        return 2.5 + 1e6 * (max(clocks / _CLOCK_HZ, memory) + 0.3 * memory) + 1.0 * (t.split_k > 1)
+        compute, memory = clocks / _CLOCK_HZ, problem.min_bytes / device.bytes_per_s
+        return 1.5 + 1e6 * (max(compute, memory) + 0.2 * min(compute, memory)) + 1.0 * (t.split_k > 1)
 
 
 def _slices(t: _Tile, p: ConvProblem) -> int:
