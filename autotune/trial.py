@@ -79,8 +79,10 @@ class Measurement:
     condition: str
 
     def __post_init__(self) -> None:
-        if not 0 < self.time_us < float("inf"):
-            raise ValueError(f"{self.time_us} us is not a time")
+        if not (0 < self.time_us < float("inf") and 0 <= self.spread_us < float("inf")):
+            raise ValueError(f"{self.time_us} us with a spread of {self.spread_us} us is not a time")
+        if min(self.samples, self.launches) < 1:
+            raise ValueError(f"{self.samples} samples of {self.launches} launches are not a measurement")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

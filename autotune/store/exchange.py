@@ -131,11 +131,6 @@ def _record(line: str) -> Record:
     for name, value in (("device", record.device.key), ("config", record.config.name)):
         if _member(entry, name, str) != value:
             raise ValueError(f"{name} is {entry[name]!r} where its parts say {value!r}")
-    measured = record.measurement
-    if not (0 < measured.time_us < float("inf") and 0 <= measured.spread_us < float("inf")):
-        raise ValueError(f"{measured.time_us} us with a spread of {measured.spread_us} us is not a time")
-    if min(measured.samples, measured.launches) < 1:
-        raise ValueError(f"{measured.samples} samples of {measured.launches} launches are not a measurement")
     return record
 
 
