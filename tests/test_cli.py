@@ -303,6 +303,26 @@ def test_a_reader_that_left_is_no_error_to_tell(tuned: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
+def without(descriptor: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line in a process of its own that is started with one of its streams closed."""
+    command = f"import os, sys; os.close({descriptor}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    line = [sys.executable, "-c", command, "-m", "autotune", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_a_closed_stdout_is_told_in_one_line(tuned: Path) -> None:
+    done = without(1, "query", *CPU, *LAYER, "--db", str(tuned))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "autotune: the result could not be printed: stdout is closed\n"
+
+
+def test_notices_do_not_go_to_stdout_where_stderr_is_closed(tuned: Path) -> None:
+    done = without(2, "query", *LAYER, "--db", str(tuned), "--device", "auto", "--json")
+    assert done.stderr == ""
+    assert not done.stdout or json.loads(done.stdout)["layer"] == str(PROBLEM)
+    assert without(2, "nonsense").stdout == ""
+
+
 @pytest.mark.parametrize(
     ("options", "fields"),
     [

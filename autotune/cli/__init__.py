@@ -48,6 +48,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line; the exit status. Errors that are not expected propagate."""
     try:
         status = app(arguments, standalone_mode=False, prog_name="autotune")
+        if sys.stdout is None:
+            raise Failure("the result could not be printed: stdout is closed")
         sys.stdout.flush()
     except _UsageError as error:
         return _wrong_usage(error)

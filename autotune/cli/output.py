@@ -13,7 +13,9 @@ class Failure(Exception):
 
 def notice(text: str) -> None:
     """Print a line for the person, not for programs."""
-    print(text, file=sys.stderr, flush=True)
+    # closed, it is None, which would mean stdout to ``print``
+    if sys.stderr is not None:
+        print(text, file=sys.stderr, flush=True)
 
 
 def print_json(value: Mapping[str, object]) -> None:
