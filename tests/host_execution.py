@@ -8,16 +8,17 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from autotune import reference
 from autotune.device import DeviceSpec
-from autotune.families import Family
-from autotune.families.family import Launch, Source, TensorMap
+from autotune.families import Family, Launch, Source, TensorMap
 from autotune.problem import ConvProblem, DType
 from autotune.resources import folder
 from autotune.trial import Config
@@ -26,16 +27,18 @@ SHIM = Path(__file__).resolve().parent / "host"
 # dynamic shared memory of the largest device, and some more that a launch must not touch
 _CAPACITY = 256 << 10
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+__align__\((\d+)\)\s+char\s+(\w+)\[\]")
-_TIMEOUT_S = 60
 # accesses are reported to the machine, arithmetic that C++ does not define ends the run with its line
-_FLAGS = (
+_KERNEL_FLAGS = (
     *("-std=c++17", "-O1", "-g1", "-fPIC", "-fno-exceptions", "-fno-optimize-sibling-calls", "-w"),
     *("-fsanitize=thread", "-fsanitize=bounds,shift,signed-integer-overflow", "-fsanitize-undefined-trap-on-error"),
 )
+_MACHINE_FLAGS = ("-std=c++17", "-O3", "-march=native", "-rdynamic")
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class HostFault(AssertionError):
-    """A kernel is wrong; the message says what, with source lines, the thread and the block."""
+    """A kernel is wrong; one line says what, with source lines, the thread and the block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +51,74 @@ class Case:
     spec: DeviceSpec
 
     def __str__(self) -> str:
-        return f"{self.config} on {self.problem} for {self.spec.arch}"
+        return f"{self.config} on {self.problem}, {self.spec.arch} with {self.spec.sm_count} multiprocessors"
 
 
 class HostMachine:
-    """Compiles and runs cases. directory: for everything built. kernels: the folder of sources, the project's unless
-    given. RuntimeError when there is no C++ compiler or it refuses the machine itself."""
+    """Compiles and runs kernels. directory: for everything built. kernels: the folder of sources, the project's unless
+    given. RuntimeError when there is no C++ compiler or it refuses the machine or a kernel."""
 
     def __init__(self, directory: Path, kernels: Path | None = None) -> None:
         self._directory = directory
         self._kernels = kernels or folder("kernels")
+
+    def check(self, case: Case, seed: int) -> None:
+        """Run the case on random operands and compare with the reference; HostFault when anything is wrong."""
+        problem = case.problem
+        activation, filters = operands(problem, seed)
+        content = self.run(
+            case.family.source(case.config, problem, case.spec),
+            case.family.launch(case.config, problem, case.spec),
+            case.spec,
+            inputs={"activation": activation.tobytes(), "filter": filters.tobytes()},
+            output_bytes=problem.output_bytes,
+            seed=seed,
+        )
+        found = np.frombuffer(content, reference.STORAGE[problem.out_dtype]).reshape(problem.output_shape)
+        expected = reference.conv2d(problem, activation, filters)
+        mismatches, worst = reference.compare(problem, found, expected)
+        if mismatches:
+            error = np.abs(reference.decode(problem.out_dtype, found) - expected.value)
+            at = np.unravel_index(np.nan_to_num(error, nan=np.inf).argmax(), error.shape)
+            where = ", ".join(map(str, at))
+            raise HostFault(f"{mismatches} of {found.size} outputs are wrong, by {worst:g} at [n, p, q, k] = [{where}]")
+
+    def run(
+        self,
+        source: Source,
+        launch: Launch,
+        spec: DeviceSpec,
+        *,
+        inputs: Mapping[str, bytes],
+        output_bytes: int,
+        seed: int,
+        timeout_s: int = 60,
+    ) -> bytes:
+        """The output after as many launches as can differ: two where a workspace carries state over.
+
+        seed: of the order in which blocks and warps take turns. HostFault when the machine finds anything wrong.
+        """
+        with tempfile.TemporaryDirectory(dir=self._directory) as directory:
+            scratch = Path(directory)
+            kernel = self._compile(scratch, source, spec)
+            buffers = {operand: ("input", content) for operand, content in inputs.items()}
+            buffers["output"] = ("output", b"\xa5" * output_bytes)
+            buffers["workspace"] = ("workspace", bytes(launch.workspace_bytes))
+            texts = []
+            for name, (use, content) in buffers.items():
+                (scratch / name).write_bytes(content)
+                texts.append(f"{name}:{use}:{len(content)}:{scratch / name}")
+            alignment, dynamic = self._dynamic(source)
+            launches = 2 if launch.workspace_bytes else 1
+            numbers = (launch.grid, launch.block, launch.smem_bytes, alignment, spec.sm * 10, seed, launches, timeout_s)
+            parameters = map(_parameter, launch.arguments)
+            command = [self._driver, kernel, dynamic, *numbers, *texts, "--", *parameters]
+            done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+            last = done.stdout.rpartition("\n")[0].rpartition("\n")[2]
+            if last != "ok":
+                reason = last.removeprefix("fault ") or f"the machine ended with {done.returncode}: {done.stderr}"
+                raise HostFault(_with_lines(kernel, reason))
+            return (scratch / "output").read_bytes()
 
     @cached_property
     def _compiler(self) -> tuple[str, ...]:
@@ -74,8 +135,7 @@ class HostMachine:
         """The program that runs a kernel's library."""
         driver = self._directory / "driver"
         sources = sorted(map(str, SHIM.glob("*.cpp")))
-        flags = ("-std=c++17", "-O3", "-march=native", "-rdynamic")
-        self._build([*self._compiler, *flags, *sources, "-o", str(driver), "-ldl"])
+        _build([*self._compiler, *_MACHINE_FLAGS, *sources, "-o", str(driver), "-ldl"])
         return driver
 
     @cached_property
@@ -89,59 +149,15 @@ class HostMachine:
             link.symlink_to(path.resolve())
         return staged
 
-    def check(self, case: Case, seed: int) -> None:
-        """Run the case on random operands and compare with the reference; HostFault when anything is wrong."""
-        problem, launch = case.problem, case.family.launch(case.config, case.problem, case.spec)
-        activation, filters = operands(problem, seed)
-        source = case.family.source(case.config, problem, case.spec)
-        with tempfile.TemporaryDirectory(dir=self._directory) as scratch:
-            output = self._run(Path(scratch), source, launch, case.spec, problem, (activation, filters), seed)
-        found = output.view(reference.STORAGE[problem.out_dtype]).reshape(problem.output_shape)
-        expected = reference.conv2d(problem, activation, filters)
-        mismatches, worst = reference.compare(problem, found, expected)
-        if mismatches:
-            wrong = np.abs(reference.decode(problem.out_dtype, found) - expected.value)
-            at = np.unravel_index(int(np.nanargmax(np.where(np.isnan(wrong), np.inf, wrong))), wrong.shape)
-            raise HostFault(
-                f"{mismatches} of {found.size} outputs are wrong, the worst by {worst:g} at [n, p, q, k] = "
-                f"[{', '.join(map(str, at))}]"
-            )
-
-    def _run(
-        self,
-        scratch: Path,
-        source: Source,
-        launch: Launch,
-        spec: DeviceSpec,
-        problem: ConvProblem,
-        inputs: tuple[np.ndarray, np.ndarray],
-        seed: int,
-    ) -> np.ndarray:
-        """The output's bytes after as many launches as can differ: two where a workspace carries state over."""
-        kernel = self._compile(scratch, source, spec)
-        buffers = {
-            "activation": ("input", inputs[0].tobytes()),
-            "filter": ("input", inputs[1].tobytes()),
-            "output": ("output", b"\xa5" * problem.output_bytes),
-            "workspace": ("workspace", bytes(launch.workspace_bytes)),
-        }
-        texts = []
-        for name, (use, content) in buffers.items():
-            (scratch / name).write_bytes(content)
-            texts.append(f"{name}:{use}:{len(content)}:{scratch / name}")
-        texts += ["--", *map(_parameter, launch.arguments)]
-        alignment, dynamic = _dynamic(source, self._sources)
-        numbers = (launch.grid, launch.block, launch.smem_bytes, alignment, _arch(spec), seed)
-        launches = 2 if launch.workspace_bytes else 1
-        command = [self._driver, kernel, dynamic, *numbers, launches, _TIMEOUT_S, *texts]
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-        last = (done.stdout.splitlines() or [f"the driver ended with {done.returncode}: {done.stderr.strip()}"])[-1]
-        if last != "ok":
-            raise HostFault(self._with_lines(kernel, last.removeprefix("fault ")))
-        return np.frombuffer((scratch / "output").read_bytes(), np.uint8)
+    def _dynamic(self, source: Source) -> tuple[int, str]:
+        """Alignment and name of the kernel's dynamic shared memory, as its text declares it."""
+        found = _DYNAMIC.search(source.text)
+        if found is None:
+            raise RuntimeError(f"{source.stem} declares no `extern __shared__ __align__(...) char name[]`")
+        return int(found[1]), found[2]
 
     def _compile(self, scratch: Path, source: Source, spec: DeviceSpec) -> Path:
-        _, dynamic = _dynamic(source, self._sources)
+        _, dynamic = self._dynamic(source)
         text = scratch / f"{source.stem}.cpp"
         text.write_text(
             f"{source.text}\n"
@@ -150,41 +166,18 @@ class HostMachine:
             f'extern "C" void run_kernel(void* const* arguments) {{ host::call({source.entry}, arguments); }}\n'
         )
         unlinked, kernel = scratch / "kernel.o", scratch / "kernel.so"
-        include = ("-include", str(SHIM / "cuda.hpp"), f"-I{self._sources}", f"-D__CUDA_ARCH__={_arch(spec)}")
-        self._build([*self._compiler, *_FLAGS, *include, "-c", str(text), "-o", str(unlinked)])
+        include = ("-include", str(SHIM / "cuda.hpp"), f"-I{self._sources}", f"-D__CUDA_ARCH__={spec.sm * 10}")
+        _build([*self._compiler, *_KERNEL_FLAGS, *include, "-c", str(text), "-o", str(unlinked)])
         # without the sanitizer's library: the machine takes its place
-        self._build([*self._compiler, "-shared", str(unlinked), "-o", str(kernel)])
+        _build([*self._compiler, "-shared", str(unlinked), "-o", str(kernel)])
         return kernel
 
-    @staticmethod
-    def _build(command: list[str]) -> None:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
 
-    @staticmethod
-    def _with_lines(kernel: Path, text: str) -> str:
-        """The text with ``{offset}`` replaced by source lines, the kernel's own where wrappers are between."""
-
-        def line(found: re.Match[str]) -> str:
-            command = ["addr2line", "-i", "-e", str(kernel), found[1]]
-            try:
-                chain = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-            except (OSError, subprocess.CalledProcessError):
-                return f"offset {found[1]}"
-            files = [entry.split(" ")[0] for entry in chain]
-            wrappers = {path.name for path in SHIM.iterdir()}
-            own = next((f for f in files if Path(f).name.partition(":")[0] not in wrappers), files[0])
-            return Path(own).name
-
-        return re.sub(r"\{(0x[0-9a-f]+|0)\}", line, text)
-
-
-def operands(problem: ConvProblem, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def operands(problem: ConvProblem, seed: int) -> tuple[Array, Array]:
     """Random activation and filter, held as the reference takes them."""
     rng = np.random.default_rng(seed)
 
-    def array(shape: tuple[int, ...], deviation: float) -> np.ndarray:
+    def array(shape: tuple[int, ...], deviation: float) -> Array:
         if problem.dtype is DType.S8:
             return rng.integers(-128, 128, shape, dtype=np.int8)
         return reference.encode(problem.dtype, rng.standard_normal(shape, dtype=np.float32) * np.float32(deviation))
@@ -203,13 +196,24 @@ def _parameter(argument: str | TensorMap) -> str:
     return f"{m.operand}=" + ";".join(",".join(map(str, numbers)) for numbers in lists)
 
 
-def _arch(spec: DeviceSpec) -> int:
-    return spec.sm * 10
+def _build(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{shlex.join(command)}\n{done.stdout}{done.stderr}")
 
 
-def _dynamic(source: Source, sources: Path) -> tuple[int, str]:
-    """Alignment and name of the kernel's dynamic shared memory, as its text declares it."""
-    found = _DYNAMIC.search(source.text) or _DYNAMIC.search((sources / f"{source.stem}.cuh").read_text())
-    if found is None:
-        raise RuntimeError(f"{source.stem} declares no `extern __shared__ __align__(...) char name[]`")
-    return int(found[1]), found[2]
+def _with_lines(kernel: Path, text: str) -> str:
+    """The text with every ``{offset}`` replaced by its source line: the kernel's own, not that of a wrapper."""
+    wrappers = {path.name for path in SHIM.iterdir()}
+
+    def line(found: re.Match[str]) -> str:
+        command = ["addr2line", "-i", "-e", str(kernel), found[1]]
+        try:
+            chain = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
+        # a compiler may come without it
+        except (OSError, subprocess.CalledProcessError):
+            return f"offset {found[1]}"
+        files = [Path(entry.partition(" ")[0]).name for entry in chain if entry]
+        return next((f for f in files if f.partition(":")[0] not in wrappers), files[0])
+
+    return re.sub(r"\{(0x[0-9a-f]+)\}", line, text)

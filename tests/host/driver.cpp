@@ -33,6 +33,8 @@ Library library;
 
 namespace {
 
+constexpr size_t margin_bytes = size_t(1) << 30;
+
 uint64_t random_state;
 bool running;  // a block
 void (*run_kernel)(void* const*);
@@ -142,8 +144,12 @@ void add_operand(const std::string& text) {
   const bool input = use == "input";
   void* at = nullptr;
   if (bytes) {
+    // nothing lies near an operand, so that what an access beyond it meant is known
+    void* room = mmap(nullptr, bytes + 2 * margin_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED) fault("no room for %s", file.c_str());
     const int descriptor = open(file.c_str(), O_RDWR);
-    at = mmap(nullptr, bytes, input ? PROT_READ : PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    at = mmap(static_cast<char*>(room) + margin_bytes, bytes, input ? PROT_READ : PROT_READ | PROT_WRITE,
+              MAP_SHARED | MAP_FIXED, descriptor, 0);
     if (descriptor < 0 || at == MAP_FAILED) fault("cannot map %s", file.c_str());
     close(descriptor);
     global_add(name, input ? Use::input : use == "output" ? Use::output : Use::workspace, static_cast<char*>(at), bytes);

@@ -28,7 +28,8 @@ struct Region {
 
 std::vector<Region> regions;
 uint32_t block;  // counted from 1
-std::vector<std::vector<uint32_t>> fences;  // that the threads of each block passed
+std::vector<uint32_t> fences;                  // that the threads of this block passed
+std::vector<std::vector<uint32_t>> published;  // of every block: the fences before its last atomic
 uint64_t now;                               // counts atomics and fences
 uint64_t last_atomic;                       // of this block
 std::vector<uint64_t> last_fence;           // of this block's threads
@@ -73,7 +74,8 @@ void read(const void* at, int bytes, int alignment, bool through_l2, Site site) 
               place(site).c_str());
       continue;
     }
-    if (fences[word.block - 1][size_t(actor_of(word.stamp))] <= word.fences)
+    const auto& of_writer = published[word.block - 1];
+    if (of_writer.empty() || of_writer[size_t(actor_of(word.stamp))] <= word.fences)
       fault("reads %s at %s, which block %u did not make visible by __threadfence", where.c_str(), place(site).c_str(),
             word.block - 1);
     if (!last_atomic || last_fence[size_t(current)] < last_atomic)
@@ -92,7 +94,7 @@ void global_add(const std::string& name, Use use, char* begin, size_t bytes) {
 }
 
 void global_start_launch() {
-  fences.assign(launch.grid, {});
+  published.assign(launch.grid, {});
   for (Region& region : regions) {
     if (region.use == Use::output) region.writers.assign(region.bytes, 0);
     if (region.use == Use::workspace) region.words.assign((region.bytes + word_bytes - 1) / word_bytes, {});
@@ -101,7 +103,7 @@ void global_start_launch() {
 
 void global_start_block(unsigned index) {
   block = index + 1;
-  fences[index].assign(launch.block, 0);
+  fences.assign(launch.block, 0);
   last_fence.assign(launch.block, 0);
   last_atomic = 0;
   passed_on.clear();
@@ -129,7 +131,7 @@ void global_write(const void* at, int bytes, int alignment, Site site) {
     }
     return;
   }
-  const Written word{block, fences[block - 1][size_t(current)], stamp_of(current)};
+  const Written word{block, fences[size_t(current)], stamp_of(current)};
   for (size_t i = first_word(region, at); i < end_word(region, at, bytes); ++i) region.words[i] = word;
 }
 
@@ -137,6 +139,7 @@ void global_atomic(const void* at, int bytes, Site site) {
   const Region& region = region_at(at, bytes, bytes, "atomically changes", site);
   if (region.use != Use::workspace) fault("atomically changes %s at %s", region.name.c_str(), place(site).c_str());
   last_atomic = ++now;
+  published[block - 1] = fences;
   auto& before = passed_on.try_emplace(at, no_times()).first->second;
   order_acquire(current, before);
   auto after = std::make_shared<Times>(*before);
@@ -145,7 +148,7 @@ void global_atomic(const void* at, int bytes, Site site) {
 }
 
 void global_fence(int thread) {
-  ++fences[block - 1][size_t(thread)];
+  ++fences[size_t(thread)];
   last_fence[size_t(thread)] = ++now;
 }
 
