@@ -124,6 +124,19 @@ def test_an_unusable_cc_is_named(cc, reason, monkeypatch):
     assert cpu.devices() == [Device(id="cpu", reason=reason)]
 
 
+def test_a_command_that_cannot_be_started_is_no_compiler(tmp_path, monkeypatch):
+    (tmp_path / "cc").write_text("neither a binary nor a script")
+    (tmp_path / "cc").chmod(0o700)
+    monkeypatch.setenv("CC", str(tmp_path / "cc"))
+    assert cpu.devices() == [Device(id="cpu", reason=f"{tmp_path}/cc --version failed: error: Exec format error")]
+
+
+def test_a_compiler_that_writes_nothing_has_refused(device, wrapped_compiler):
+    wrapped_compiler('case "$*" in *add-*) exit 0;; esac')
+    with pytest.raises(CompileError, match=r"^the compiler ended with 0 and wrote nothing$"):
+        cpu.CpuCompiler(device.spec).compile(ADD)
+
+
 def test_a_command_without_a_version_is_no_compiler(wrapped_compiler):
     wrapped_compiler("echo unknown option >&2; exit 3")
     (listed,) = cpu.devices()

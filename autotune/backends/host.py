@@ -92,17 +92,21 @@ def _find(cc: str, path: str) -> tuple[str, ...]:
 
 def _run(command: list[str]) -> tuple[int, str]:
     """Exit status and output; a command that takes too long is killed with what it started, and has failed."""
-    # a session of its own: the compiler proper is a child of the command and must die with it
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=os.environ | {"LC_ALL": "C"},
-        start_new_session=True,
-    ) as process:
+    try:
+        # a session of its own: the compiler proper is a child of the command and must die with it
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=os.environ | {"LC_ALL": "C"},
+            start_new_session=True,
+        )
+    except OSError as error:
+        return 126, f"error: {error.strerror}"
+    with process:
         try:
             output, _ = process.communicate(timeout=COMPILE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -125,6 +129,8 @@ def _compile(
         if status:
             first = next((line for line in log.splitlines() if "error" in line.lower()), _first_line(log))
             raise CompileError(f"{first or f'the compiler ended with {status}'}\n{log}")
+        if not target.is_file():
+            raise CompileError(f"the compiler ended with 0 and wrote nothing\n{log}")
         return CompiledKernel(path="", entry=source.entry, digest="", compiler=version, compile_s=0.0, log=log)
 
     options = (*command, *flags, f"cpu={identity}")
