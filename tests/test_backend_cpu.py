@@ -400,6 +400,27 @@ def test_what_cannot_be_loaded_breaks_a_constraint(device, cpu_backend, tmp_path
             cpu_backend.load(other, launch)
 
 
+FORKING = """
+import os, signal
+from autotune.backends import find
+from test_backend_cpu import run_layer
+
+spec = find("cpu").spec
+assert run_layer(spec) == 0
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    os._exit(run_layer(spec))
+assert os.waitpid(child, 0)[1] == 0, "the child hung or computed something else"
+assert run_layer(spec) == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_runs_kernels_and_so_does_its_parent():
+    subprocess.run([sys.executable, "-c", FORKING], check=True, cwd=Path(__file__).parent)
+
+
 def test_timing_takes_the_operands_in_turn(cpu_backend):
     seen = []
     operands = [Operands(activation=index, filter=None, output=None) for index in range(3)]

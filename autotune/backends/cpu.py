@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import platform
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,20 @@ from autotune.reference import STORAGE
 Bytes = NDArray[np.uint8]
 
 _ALIGNMENT = 256
+_OMP_PAUSE_SOFT = 1
+
+# by address, for each OpenMP library that kernels brought along: ends the idle threads of the calling thread
+_pauses: dict[int, Callable[[int], int]] = {}
+
+
+def _end_idle_threads() -> None:
+    for pause in _pauses.values():
+        pause(_OMP_PAUSE_SOFT)
+
+
+# GNU OpenMP would wait in a forked child for threads that only its parent has, for ever
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_end_idle_threads)
 
 
 def devices() -> list[Device]:
@@ -69,9 +84,12 @@ class CpuBackend(Backend):
 
     def load(self, compiled: CompiledKernel, launch: Launch) -> Kernel:
         try:
-            function = getattr(ctypes.CDLL(compiled.path), compiled.entry)
+            library = ctypes.CDLL(compiled.path)
+            function = getattr(library, compiled.entry)
         except (OSError, AttributeError) as error:
             raise ConstraintsError(f"load refused: {error}") from None
+        if pause := getattr(library, "omp_pause_resource_all", None):
+            _pauses[ctypes.cast(pause, ctypes.c_void_p).value or 0] = pause
         function.argtypes = [ctypes.c_void_p] * len(launch.arguments)
         function.restype = None
         names = [str(argument) for argument in launch.arguments]
