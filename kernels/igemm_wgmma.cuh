@@ -32,7 +32,9 @@ struct IgemmWgmma {
   static constexpr int slices = Problem::R * Problem::S * chunks, slices_per_item = slices / split_k;
   static_assert(slices % split_k == 0, "split_k");
 
-  static constexpr int a_bytes = cta_m * row_bytes, b_bytes = cta_n * row_bytes, stage_bytes = a_bytes + b_bytes;
+  static constexpr int a_bytes = cta_m * row_bytes, b_bytes = cta_n * row_bytes;
+  // a swizzle pattern repeats after at most 1024 bytes, where every operand starts
+  static constexpr int stage_bytes = a_bytes + (b_bytes + 1023) / 1024 * 1024;
   static constexpr int barrier_offset = stages * stage_bytes;
   static constexpr int smem_bytes = barrier_offset + 8 * (2 * stages + consumers);
   static constexpr int threads = consumers * 128 + 128;
@@ -77,7 +79,7 @@ struct IgemmWgmma {
       for (int i = 0; i < slices_per_item; ++i) {
         const u32 a = ring + stage * stage_bytes, b = a + a_bytes, barrier = full + stage * 8;
         ptx::barrier_wait(empty + stage * 8, parity);
-        ptx::barrier_expect(barrier, stage_bytes);
+        ptx::barrier_expect(barrier, a_bytes + b_bytes);
         const int c = chunk * chunk_elements;
         ptx::copy_pixels(a, activation, barrier, c, w, h, image, tap % Problem::S * Problem::dilation_w,
                          tap / Problem::S * Problem::dilation_h);

@@ -117,8 +117,6 @@ class IgemmWgmma(Family):
         pixels = p.N * p.P * p.Q
         if t.cta_m > 64 and t.cta_m >= 2 * pixels:
             return f"half of a tile covers all {pixels} output pixels"
-        if t.cta_n % (4 * _lane_filters(t, p)) or t.cta_n * t.chunk_bytes % 1024:
-            return f"cta_n={t.cta_n} and chunk_bytes={t.chunk_bytes} do not fill whole swizzle patterns"
         return None
 
     def _illegal_pipeline(self, t: _Tile, p: ConvProblem, device: DeviceSpec) -> str | None:
@@ -205,7 +203,8 @@ def _tiles(t: _Tile, p: ConvProblem) -> int:
 
 
 def _smem_bytes(t: _Tile) -> int:
-    return t.stages * (t.cta_m + t.cta_n) * t.chunk_bytes + 8 * (2 * t.stages + t.consumers)
+    filters = -(-t.cta_n * t.chunk_bytes // 1024) * 1024
+    return t.stages * (t.cta_m * t.chunk_bytes + filters) + 8 * (2 * t.stages + t.consumers)
 
 
 def _lane_filters(t: _Tile, p: ConvProblem) -> int:
