@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -111,7 +112,7 @@ def test_a_missing_include_is_named(kernels):
 
 
 @pytest.mark.parametrize(
-    "damage", ["truncated", "binary gone", "facts gone", "facts cut", "facts foreign", "facts odd"]
+    "damage", ["truncated", "zeroed", "binary gone", "facts gone", "facts cut", "facts foreign", "facts odd"]
 )
 def test_a_damaged_entry_is_built_again(kernels, damage):
     path = Path(compiled().path)
@@ -119,6 +120,8 @@ def test_a_damaged_entry_is_built_again(kernels, damage):
     stored = json.loads(facts.read_text())
     if damage == "truncated":
         path.write_text("bin")
+    elif damage == "zeroed":
+        path.write_text("\0" * len("binary"))
     elif damage == "binary gone":
         path.unlink()
     elif damage == "facts gone":
@@ -135,6 +138,11 @@ def test_a_damaged_entry_is_built_again(kernels, damage):
     assert again.path == str(path)
     assert path.read_text() == "binary"
     assert json.loads(facts.read_text()) == stored | {"compile_s": again.compile_s}
+
+
+def test_a_directory_that_was_deleted_is_made_again(kernels):
+    shutil.rmtree(Path(compiled().path).parent)
+    assert Path(compiled().path).read_text() == "binary"
 
 
 def test_a_failed_build_leaves_nothing(kernels):

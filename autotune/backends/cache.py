@@ -80,20 +80,26 @@ def compiled(
     facts = path.with_suffix(".json")
     try:
         stored = json.loads(facts.read_text())
-        if path.stat().st_size == stored.pop("size"):
+        if _sha256(path) == stored.pop("sha256"):
             return CompiledKernel(**stored | {"path": str(path), "compile_s": 0.0})
     except (OSError, ValueError, TypeError, KeyError):
         pass  # absent or damaged: built below
+    # whoever cleans caches may have deleted it meanwhile
+    directory().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory(), prefix=".building-") as scratch:
         target = Path(scratch) / path.name
         start = time.perf_counter()
         kernel = build(target)
         kernel = replace(kernel, path=str(path), digest=sources, compile_s=time.perf_counter() - start)
         note = Path(scratch) / facts.name
-        note.write_text(json.dumps(asdict(kernel) | {"size": target.stat().st_size}))
+        note.write_text(json.dumps(asdict(kernel) | {"sha256": _sha256(target)}))
         for item in (target, note):
             with item.open("rb") as handle:
                 os.fsync(handle.fileno())
         target.replace(path)
         note.replace(facts)
     return kernel
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
