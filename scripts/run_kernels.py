@@ -10,11 +10,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from autotune import ConvProblem  # noqa: E402
-from autotune.backends import compiler_for, find, open_backend  # noqa: E402
-from autotune.families import FAMILIES  # noqa: E402
-from autotune.measure.harness import Harness  # noqa: E402
-from autotune.trial import Config  # noqa: E402
+from autotune import ConvProblem
+from autotune.backends import compiler_for, find, open_backend
+from autotune.families import FAMILIES
+from autotune.measure.harness import Harness
+from autotune.trial import Config
 
 LAYERS = (
     ConvProblem(N=2, C=64, H=13, W=18, K=32, R=3, S=3, padding=1),
