@@ -157,9 +157,10 @@ def _integer(name: str, value: object) -> int:
 
 
 def _integers(name: str, value: object, lengths: tuple[int, ...]) -> tuple[int, ...]:
-    if isinstance(value, str):
+    if isinstance(value, str | bytes):
         raise ValueError(f"{name} must be an integer or {' or '.join(map(str, lengths))} of them, not {value!r}")
-    if isinstance(value, Sequence) or hasattr(value, "__len__"):
+    # an array is no Sequence; one without axes is a number
+    if isinstance(value, Sequence) or getattr(value, "ndim", 0):
         items = tuple(_integer(name, v) for v in value)  # type: ignore[attr-defined]
         if len(items) not in lengths:
             raise ValueError(f"{name} must be an integer or {' or '.join(map(str, lengths))} of them, not {value!r}")

@@ -29,6 +29,7 @@ def problem(**changes):
     [
         ({"stride": 2}, {"stride": (2, 2)}),
         ({"stride": [2, 3]}, {"stride": np.array([2, 3])}),
+        ({"stride": np.array(2)}, {"stride": (2, 2)}),
         ({"dilation": np.int64(2)}, {"dilation": (2, 2)}),
         ({"padding": 1}, {"padding": (1, 1, 1, 1)}),
         ({"padding": (1, 2)}, {"padding": (1, 1, 2, 2)}),
@@ -110,6 +111,9 @@ def test_a_problem_is_frozen_and_differs_from_other_values():
         ({"stride": 0}, "stride must be at least 1, not 0"),
         ({"stride": (1, 2, 3)}, "stride must be an integer or 1 or 2 of them, not (1, 2, 3)"),
         ({"stride": "2x2"}, "stride must be an integer or 1 or 2 of them, not '2x2'"),
+        ({"stride": {1, 2}}, "stride must be an integer, not {1, 2}"),
+        ({"stride": {2: 1}}, "stride must be an integer, not {2: 1}"),
+        ({"padding": b"12"}, "padding must be an integer or 1 or 2 or 4 of them, not b'12'"),
         ({"dilation": (1, -1)}, "dilation must be at least 1, not -1"),
         ({"padding": -1}, "padding must not be negative, not -1"),
         ({"padding": (1, 2, 3)}, "padding must be an integer or 1 or 2 or 4 of them, not (1, 2, 3)"),
