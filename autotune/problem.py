@@ -147,20 +147,28 @@ class Epilogue:
         return cls(**values, out_dtype=out_dtype)
 
 
+# beyond every memory, and such that 64-bit arithmetic on indices, bytes and float64 copies cannot overflow
+_SIZE_LIMIT = 2**31
+_BYTES_LIMIT = 2**59
+
+
 def _integer(name: str, value: object) -> int:
     if isinstance(value, bool):
         raise ValueError(f"{name} must be an integer, not {value!r}")
     try:
-        return operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise ValueError(f"{name} must be an integer, not {value!r}") from None
+    if number >= _SIZE_LIMIT:
+        raise ValueError(f"{name} must be below 2**31")
+    return number
 
 
 def _integers(name: str, value: object, lengths: tuple[int, ...]) -> tuple[int, ...]:
     if isinstance(value, str | bytes):
         raise ValueError(f"{name} must be an integer or {' or '.join(map(str, lengths))} of them, not {value!r}")
     # an array is no Sequence; one without axes is a number
-    if isinstance(value, Sequence) or getattr(value, "ndim", 0):
+    if isinstance(value, Sequence) or getattr(value, "ndim", 0) > 0:
         items = tuple(_integer(name, v) for v in value)  # type: ignore[attr-defined]
         if len(items) not in lengths:
             raise ValueError(f"{name} must be an integer or {' or '.join(map(str, lengths))} of them, not {value!r}")
@@ -179,8 +187,8 @@ class ConvProblem:
     Equal when they mean the same layer: spellings are normalised, the output dtype is resolved, and the dilation of a
     filter axis of extent 1, which changes nothing, is 1.
 
-    Raises ValueError, in one line, for a size below 1 (N may be 0), a negative padding, groups that do not divide, or
-    an output extent below 1.
+    Raises ValueError, in one line, for a size below 1 (N may be 0), a negative padding, groups that do not divide,
+    an output extent below 1, a number from 2**31 on or a tensor of 2**59 bytes or more.
     """
 
     N: int
@@ -248,6 +256,11 @@ class ConvProblem:
         for name, extent in (("P", self.P), ("Q", self.Q)):
             if extent < 1:
                 raise ValueError(f"output extent {name} is {extent}: the filter reaches beyond the padded input")
+        pixels = (self.H + sum(self.padding[:2])) * (self.W + sum(self.padding[2:]))
+        sizes = {"padded activation": self.N * self.C * pixels * self.dtype.bytes, "filter": self.filter_bytes}
+        for name, nbytes in (sizes | {"output": self.output_bytes}).items():
+            if nbytes >= _BYTES_LIMIT:
+                raise ValueError(f"the {name} has {nbytes:.1e} bytes: a tensor must be smaller than 2**59")
         put(self, "_key", tuple(getattr(self, name) for name in _FIELDS))
         put(self, "_hash", hash(self._key))
 

@@ -120,6 +120,19 @@ def test_a_problem_is_frozen_and_differs_from_other_values():
         ({"dtype": "f64"}, "unknown dtype 'f64': use one of f16, bf16, tf32, f32, s8, e4m3"),
         ({"dtype": "s32"}, "s32 is not an input dtype: use one of f16, bf16, tf32, f32, s8, e4m3"),
         ({"layout": "chwn"}, "unknown layout 'chwn': use nhwc or nchw"),
+        ({"N": 2**31}, "N must be below 2**31"),
+        ({"stride": (1, 10**30)}, "stride must be below 2**31"),
+        ({"padding": (0, 2**31, 0, 0)}, "padding must be below 2**31"),
+        (
+            {"N": 2**30, "C": 2**18, "H": 2**5, "W": 2**5},
+            "the padded activation has 5.8e+17 bytes: a tensor must be smaller than 2**59",
+        ),
+        (
+            {"padding": 10**9, "stride": 10**9},
+            "the padded activation has 1.3e+20 bytes: a tensor must be smaller than 2**59",
+        ),
+        ({"K": 2**30, "C": 2**27}, "the filter has 2.6e+18 bytes: a tensor must be smaller than 2**59"),
+        ({"N": 2**27, "K": 2**27}, "the output has 2.3e+18 bytes: a tensor must be smaller than 2**59"),
         ({"H": 2}, "output extent P is 0: the filter reaches beyond the padded input"),
         ({"W": 1}, "output extent Q is -1: the filter reaches beyond the padded input"),
         ({"H": 4, "dilation": 2}, "output extent P is 0: the filter reaches beyond the padded input"),
@@ -128,6 +141,12 @@ def test_a_problem_is_frozen_and_differs_from_other_values():
 def test_refusals_name_the_cause_in_one_line(change, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         problem(**change)
+
+
+def test_layers_of_more_than_2_31_elements_are_layers():
+    large = problem(N=2**20, C=2**13)
+    assert large.activation_bytes == 2**20 * 2**13 * 9 * 11 * 2
+    assert ConvProblem.parse(str(large)) == large
 
 
 @pytest.mark.parametrize(
