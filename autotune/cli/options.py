@@ -87,17 +87,17 @@ def stated_layer(
             K=k,
             R=r,
             S=s,
-            stride=_integers("--stride", stride or "1", "A or AxB", _PAIR),
-            padding=_integers("--padding", padding or "0", "A, AxB or T,B,L,R", f"{_PAIR}|{_N}(,{_N}){{3}}"),
-            dilation=_integers("--dilation", dilation or "1", "A or AxB", _PAIR),
-            groups=_integers("--groups", groups or "1", "a whole number", _N)[0],
-            dtype=_choice("--dtype", dtype or "f16", INPUT_DTYPES),
-            layout=_choice("--layout", layout or "nhwc", tuple(Layout)),
+            stride=_integers("--stride", _or(stride, "1"), "A or AxB", _PAIR),
+            padding=_integers("--padding", _or(padding, "0"), "A, AxB or T,B,L,R", f"{_PAIR}|{_N}(,{_N}){{3}}"),
+            dilation=_integers("--dilation", _or(dilation, "1"), "A or AxB", _PAIR),
+            groups=_integers("--groups", _or(groups, "1"), "a whole number", _N)[0],
+            dtype=_choice("--dtype", _or(dtype, "f16"), INPUT_DTYPES),
+            layout=_choice("--layout", _or(layout, "nhwc"), tuple(Layout)),
             epilogue=Epilogue(
                 bias=bias,
                 residual=residual,
-                activation=_choice("--activation", activation or "identity", ACTIVATIONS),
-                scale=_choice("--scale", scale or "none", SCALES),
+                activation=_choice("--activation", _or(activation, "identity"), ACTIVATIONS),
+                scale=_choice("--scale", _or(scale, "none"), SCALES),
                 out_dtype=None if out_dtype is None else DType(_choice("--out-dtype", out_dtype, tuple(DType))),
             ),
         )
@@ -137,6 +137,11 @@ def usable_device(text: str) -> Device:
     if text == "auto" and device.spec is not None:
         notice(f"device: {device.id} ({device.spec.name})")
     return device
+
+
+def _or(text: str | None, default: str) -> str:
+    """The option's text, the empty one too, else the default."""
+    return default if text is None else text
 
 
 def _usage(option: str, message: str) -> typer.BadParameter:
