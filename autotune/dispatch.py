@@ -23,7 +23,6 @@ from autotune.device import Device, DeviceSpec
 from autotune.families import FAMILIES, Family, Unsupported, family_named, supporting, why_unsupported
 from autotune.problem import ConvProblem, DType, Epilogue, IntPair, Layout
 from autotune.store import StoreError
-from autotune.store.similar import similar
 from autotune.trial import Config, Record
 
 if TYPE_CHECKING:
@@ -207,9 +206,8 @@ class Dispatcher:
             record = self._store.best(problem, self._spec)
             if record is not None:
                 yield record.config, "exact", f"tuned on {record.provenance.created_at[:10]}", record
-            for apart, other in similar(self._store, problem, self._spec):
-                same = (other.problem.layout, other.problem.epilogue) == (problem.layout, problem.epilogue)
-                if same and apart <= MAX_DISTANCE:
+            for apart, other in self._store.similar(problem, self._spec):
+                if apart <= MAX_DISTANCE:
                     yield other.config, "nearest", f"the config of {other.problem}, distance {apart:.2f}", other
         except StoreError as error:
             warnings.warn(f"defaults serve, since the database cannot be read: {error}", NotTuned, stacklevel=4)

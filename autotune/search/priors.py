@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from autotune.device import DeviceSpec
 from autotune.problem import ConvProblem
 from autotune.search.space import Space
-from autotune.store.similar import similar
 from autotune.trial import Config
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def first_proposals(
         *space.defaults(),
         *([present.config] if present else []),
         *earlier,
-        *(record.config for _, record in similar(store, problem, device)[:_NEIGHBOURS]),
+        *(record.config for _, record in islice(store.similar(problem, device, any_epilogue=True), _NEIGHBOURS)),
         *favourites,
     ]
     return [config for config in dict.fromkeys(wanted) if config in space]

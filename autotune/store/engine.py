@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sqlite3
 import stat
+from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -138,6 +141,8 @@ def open_sqlite(path: Path | None, *, read_only: bool = False, foreign_keys: boo
         # with WAL a commit is in the kernel's hands when it returns, so it outlives a killed process; NORMAL only
         # leaves out the fsync per commit, without which a power cut may cost the last commits but not the database
         connection.execute("PRAGMA synchronous = NORMAL")
+        if not _has_logarithm():
+            connection.create_function("ln", 1, math.log, deterministic=True)
         return connection
 
     # a database in memory lives as long as its only connection
@@ -145,6 +150,17 @@ def open_sqlite(path: Path | None, *, read_only: bool = False, foreign_keys: boo
     engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, pool_size=size, max_overflow=overflow)
     event.listen(engine, "begin", _begin)
     return engine
+
+
+@cache
+def _has_logarithm() -> bool:
+    # SQLite may be built without its mathematical functions
+    with closing(sqlite3.connect(":memory:")) as connection:
+        try:
+            connection.execute("SELECT ln(2.0)")
+        except sqlite3.OperationalError:
+            return False
+    return True
 
 
 def _begin(connection: Connection) -> None:

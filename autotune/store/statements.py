@@ -30,9 +30,14 @@ def devices(connection: Connection) -> dict[int, DeviceSpec]:
     return {row.id: _decoded("device", _spec_of, row) for row in found}
 
 
+def key_of(connection: Connection, device: AnyDevice) -> str:
+    """A device's key; ValueError as ``device_key``."""
+    return device_key(device, devices(connection).values() if isinstance(device, str) else ())
+
+
 def find_device(connection: Connection, device: AnyDevice) -> tuple[int, DeviceSpec] | None:
     """A device's id and description, None when it is given as a value and unknown; ValueError as ``device_key``."""
-    key = device_key(device, devices(connection).values() if isinstance(device, str) else ())
+    key = key_of(connection, device)
     row = connection.execute(select(DeviceRow.id, DeviceRow.spec).where(DeviceRow.key == key)).one_or_none()
     return None if row is None else (row.id, _decoded("device", _spec_of, row))
 
@@ -82,18 +87,24 @@ def trial_names(connection: Connection, problem: ConvProblem, device_id: int) ->
     return set(connection.execute(query).scalars())
 
 
-def put_trial(connection: Connection, layer_id: int, device_id: int, trial: Trial) -> None:
-    """Insert a trial or replace the one of the same layer, device and config, which keeps its place."""
-    values = {"layer_id": layer_id, "device_id": device_id} | rows.trial_values(trial)
-    _upsert(connection, TrialRow, [values], ("layer_id", "device_id", "config"))
+def put_trials(connection: Connection, layer_id: int, device_id: int, found: Sequence[Trial]) -> None:
+    """Insert trials or replace those of the same layer, device and config, which keep their places."""
+    key = {"layer_id": layer_id, "device_id": device_id}
+    values = [key | rows.trial_values(trial) for trial in found]
+    _upsert(connection, TrialRow, values, ("layer_id", "device_id", "config"))
 
 
-def record(connection: Connection, problem: ConvProblem, device_id: int, spec: DeviceSpec) -> Record | None:
-    """The record of a layer on a device."""
-    query = select(RecordRow).join(LayerRow, LayerRow.id == RecordRow.layer_id)
-    query = query.where(LayerRow.problem == str(problem), RecordRow.device_id == device_id)
+def record(connection: Connection, problem: ConvProblem, device: str) -> Record | None:
+    """The record of a layer on a device, given by its key."""
+    # one statement: a look-up from disk takes half as long as with one for the device and one for the record
+    query = (
+        select(RecordRow, DeviceRow.spec)
+        .join(LayerRow, LayerRow.id == RecordRow.layer_id)
+        .join(DeviceRow, DeviceRow.id == RecordRow.device_id)
+        .where(LayerRow.problem == str(problem), DeviceRow.key == device)
+    )
     row = connection.execute(query).one_or_none()
-    return None if row is None else _decoded("record", rows.record_of, row, problem, spec)
+    return None if row is None else _decoded("record", rows.record_of, row, problem, _decoded("device", _spec_of, row))
 
 
 def records(
