@@ -174,7 +174,7 @@ def test_the_tables_refuse_what_is_not_a_time(store: Store, bad: dict[str, float
 
 def test_an_integer_that_no_table_takes_is_an_error_of_the_store(store: Store) -> None:
     with pytest.raises(StoreError, match=r"(too large|out of range)"):
-        store.offer(record(problem=ConvProblem(N=1, C=2**70, H=1, W=1, K=1, R=1, S=1)))
+        store.offer(replace(record(), measurement=replace(measurement(1.0), samples=2**70)))
     assert store.records() == []
 
 
