@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from autotune.device import DeviceSpec
 from autotune.families.direct_cpu import DirectCpu
 from autotune.families.family import Family, Knob, Launch, Source, TensorMap
+from autotune.families.halo_mma import HaloMma
 from autotune.families.halo_wgmma import HaloWgmma
 from autotune.families.igemm_mma import IgemmMma
 from autotune.families.igemm_wgmma import IgemmWgmma
 from autotune.problem import ConvProblem
 
-FAMILIES: tuple[Family, ...] = (HaloWgmma(), IgemmWgmma(), IgemmMma(), DirectCpu())
+FAMILIES: tuple[Family, ...] = (HaloWgmma(), IgemmWgmma(), HaloMma(), IgemmMma(), DirectCpu())
 
 __all__ = [
     "FAMILIES",
     "DirectCpu",
     "Family",
+    "HaloMma",
     "HaloWgmma",
     "IgemmMma",
     "IgemmWgmma",
