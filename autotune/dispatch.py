@@ -164,11 +164,11 @@ class Dispatcher:
         key = (*form, bias is None, residual is None)
         try:
             problem = self._calls[key]
-        # an unhashable argument, such as a list of strides, is as good as a new one
-        except (KeyError, TypeError):
+        except KeyError:
+            problem = self._calls[key] = _problem(*form, bias=bias is not None, residual=residual is not None)
+        # an argument that cannot be hashed, such as a list or an array of strides
+        except TypeError:
             problem = _problem(*form, bias=bias is not None, residual=residual is not None)
-            if all(not isinstance(part, list) for part in key):
-                self._calls[key] = problem
         backend = self._open()
         activations, filters = backend.bytes_of("activation", x, problem), backend.bytes_of("filter", w, problem)
         output = backend.new_output(problem) if out is None else out

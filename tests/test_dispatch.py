@@ -156,6 +156,17 @@ def test_conv2d_agrees_with_the_reference(store: Store, groups: int) -> None:
     assert np.array_equal(out, y)
 
 
+def test_strides_and_paddings_may_be_lists_and_arrays(store: Store) -> None:
+    x, w = np.ones((1, 6, 7, 3), np.float32), np.ones((4, 3, 3, 3), np.float32)
+    dispatcher = Dispatcher(store, device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotTuned)
+        expected = dispatcher.conv2d(x, w, stride=2, padding=(1, 0))
+        for form in (list, np.array):
+            output = dispatcher.conv2d(x, w, stride=form([2, 2]), padding=form([1, 0]))
+            np.testing.assert_array_equal(output, expected)
+
+
 def test_empty_batch_gives_an_empty_output_and_no_launch(store: Store) -> None:
     dispatcher = Dispatcher(store, device="cpu")
     y = dispatcher.conv2d(np.zeros((0, 9, 9, 8), np.float32), np.zeros((4, 3, 3, 8), np.float32))
