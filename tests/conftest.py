@@ -107,6 +107,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"{skipped} PostgreSQL tests were skipped: {reason}", yellow=True, bold=True)
 
 
+@pytest.fixture(autouse=True)
+def no_shipped_tables(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A database holds what the test put into it, whatever tables the package ships by now."""
+    monkeypatch.setattr("autotune.store.shipped.tables", lambda: tmp_path_factory.getbasetemp() / "no-tables")
+
+
 @pytest.fixture
 def postgresql(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of a new and empty database on a real server; where none can be started the test is skipped.

@@ -144,7 +144,7 @@ def test_an_empty_store_exports_empty_tables(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     with Store(":memory:") as store:
         assert exchange.import_files(store, [tmp_path / "empty.jsonl"]).added == 0
-        with pytest.raises(ValueError, match=r"^unknown format 'xml': use one of jsonl, csv, markdown$"):
+        with pytest.raises(ValueError, match=r"^unknown format 'xml': use one of jsonl, csv, markdown, header$"):
             exchange.export_rows(store, "xml")
 
 

@@ -60,10 +60,12 @@ def devices() -> list[Device]:
 
 
 class CpuCompiler(Compiler):
-    """The system's C compiler for this machine's CPU; NoDevice where there is none."""
+    """The system's C compiler for this machine's CPU; NoDevice where there is none, and for any other CPU."""
 
     def __init__(self, spec: DeviceSpec) -> None:
         self._host = host()
+        if spec.key != self._host.spec.key:
+            raise NoDevice(f"{spec.key} is not this machine's CPU: nothing can be compiled for it here")
         self.version = self._host.version
 
     def compile(self, source: Source) -> CompiledKernel:
@@ -121,7 +123,7 @@ class CpuBackend(Backend):
             np.array_equal(one[words:], other[words:])
         )
 
-    def randomize(self, buffer: Any, dtype: DType, seed: int, deviation: float) -> None:
+    def randomize(self, buffer: Any, dtype: DType, seed: int, deviation: float, mean: float = 0.0) -> None:
         generator = np.random.Generator(np.random.PCG64(seed))
         elements = buffer.view(STORAGE[dtype])
         if dtype is DType.S8:
@@ -129,14 +131,30 @@ class CpuBackend(Backend):
         else:
             values = generator.standard_normal(elements.size, dtype=np.float32)
             values *= np.float32(deviation)
+            values += np.float32(mean)
             elements[:] = reference.encode(dtype, values)
 
-    def reference(self, problem: ConvProblem, activation: Any, filter: Any) -> reference.Expected:
-        held = STORAGE[problem.dtype]
+    def reference(
+        self,
+        problem: ConvProblem,
+        activation: Any,
+        filter: Any,
+        *,
+        scale: Any | None = None,
+        bias: Any | None = None,
+        residual: Any | None = None,
+    ) -> reference.Expected:
+        def array(name: str, buffer: Any) -> Any:
+            shape, dtype = problem.operand(name)
+            return None if buffer is None else buffer.view(STORAGE[dtype]).reshape(shape)
+
         return reference.conv2d(
             problem,
-            activation.view(held).reshape(problem.activation_shape),
-            filter.view(held).reshape(problem.filter_shape),
+            array("activation", activation),
+            array("filter", filter),
+            scale=array("scale", scale),
+            bias=array("bias", bias),
+            residual=array("residual", residual),
         )
 
     def compare(self, problem: ConvProblem, output: Any, expected: Any) -> Comparison:
@@ -162,8 +180,7 @@ class CpuBackend(Backend):
         return cpu_model.clock_mhz(), None
 
     def bytes_of(self, name: str, array: Any, problem: ConvProblem) -> Bytes:
-        shape = getattr(problem, f"{name}_shape")
-        dtype = problem.out_dtype if name == "output" else problem.dtype
+        shape, dtype = problem.operand(name)
         try:
             viewed = np.asarray(array)
         # whatever a foreign array raises when it cannot be seen as a NumPy array (another device, gradients)
@@ -182,6 +199,9 @@ class CpuBackend(Backend):
 
     def new_output(self, problem: ConvProblem) -> NDArray[Any]:
         return np.empty(problem.output_shape, STORAGE[problem.out_dtype])
+
+    def constant(self, value: float) -> NDArray[np.float32]:
+        return np.array([value], np.float32)
 
     def is_capturing(self) -> bool:
         return False

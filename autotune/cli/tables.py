@@ -13,7 +13,7 @@ from autotune.cli.output import Failure, print_json, print_table
 from autotune.problem import ConvProblem
 from autotune.trial import Trial
 
-FORMATS = ("jsonl", "csv", "markdown")
+FORMATS = ("jsonl", "csv", "markdown", "header")
 
 
 def trials(problem: ConvProblem, device: DeviceText = "auto", db: Database = None, as_json: AsJson = False) -> None:
@@ -40,10 +40,16 @@ def trials(problem: ConvProblem, device: DeviceText = "auto", db: Database = Non
 def export(
     format: Annotated[str, typer.Option(metavar="|".join(FORMATS), help="Form of the table.")] = "jsonl",
     out: Annotated[str, typer.Option(metavar="PATH", help="File to write, or - for stdout.")] = "-",
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only the records of this device or model. [default: all]")
+    ] = None,
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the records of a database as a tuning table."""
+    """Write the records of a database as a tuning table.
+
+    The format header is a C++17 header with a constexpr table and its look-up function.
+    """
     if format not in FORMATS:
         raise typer.BadParameter(f"{format!r} is not one of {', '.join(FORMATS)}", param_hint="'--format'")
     if as_json and out == "-":
@@ -51,11 +57,14 @@ def export(
     from autotune.store import Store, exchange
 
     with Store(db) as store:
-        if out == "-":
-            print(exchange.export_rows(store, format), end="")
-            return
-        exchange.write(store, format, Path(out))
-        records = len(store.records())
+        try:
+            if out == "-":
+                print(exchange.export_rows(store, format, device), end="")
+                return
+            exchange.write(store, format, Path(out), device)
+            records = len(store.records(device, shipped=False))
+        except ValueError as error:
+            raise Failure(str(error)) from None
     if as_json:
         print_json({"format": format, "out": out, "records": records})
     else:
@@ -69,12 +78,13 @@ def import_(
 ) -> None:
     """Merge tuning tables into a database.
 
-    The faster record of a layer wins, whatever the order of the files.
+    Of a layer's records the one whose kernel is unchanged wins, then the faster, whatever the order of the files.
     """
+    from autotune.freshness import Freshness
     from autotune.store import Store, exchange
 
     with Store(db) as store:
-        report = exchange.import_files(store, files)
+        report = exchange.import_files(store, files, Freshness().why_stale)
     counts = asdict(report)
     if as_json:
         print_json(counts)

@@ -1,52 +1,48 @@
-"""Tuning tables as files: exported as jsonl, csv or markdown, imported from jsonl."""
+"""Tuning tables as files: exported as jsonl, csv, markdown or a C++ header, imported from jsonl."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
 
-from autotune.device import DeviceSpec, roofline_us
-from autotune.problem import ConvProblem
-from autotune.store import rows
+from autotune.device import roofline_us
+from autotune.store import header, jsonl, rows
 from autotune.store.engine import StoreError
+from autotune.store.jsonl import StrPath
+from autotune.store.lookup import AnyDevice
 from autotune.store.merging import MergeReport
 from autotune.store.store import Store
-from autotune.trial import Config, Measurement, Provenance, Record
+from autotune.trial import Measurement, Provenance, Record
 
-FORMATS = ("jsonl", "csv", "markdown")
-FORMAT_VERSION = 1  # of jsonl; raised when older versions of the package could not read it
-
-StrPath = str | os.PathLike[str]
-
-_JSON_NAMES: dict[type, str] = {
-    **{str: "a text", int: "an integer", float: "a number", bool: "true or false"},
-    **{type(None): "null", list: "an array", dict: "an object"},
-}
-_HINTS: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in (DeviceSpec, Measurement, Provenance)}
-_Parts = TypeVar("_Parts", Measurement, Provenance)
+FORMATS = ("jsonl", "csv", "markdown", "header")
 
 
-def export_rows(store: Store, fmt: str) -> str:
-    """Every record of a store as one text; ValueError for a format that is not in ``FORMATS``.
+def export_rows(store: Store, fmt: str, device: AnyDevice | None = None) -> str:
+    """Every record of a database, or those of a device, as one text; shipped tables are not part of it.
 
     jsonl: one record a line, lossless, keys and lines sorted. csv: one record a line, with a header. markdown: a table
-    for people, in the order of ``Store.records``.
+    for people, in the order of ``Store.records``. header: see ``autotune.store.header``.
+
+    ValueError for a format that is not in ``FORMATS``, and for a device as ``lookup.device_key`` says.
     """
     if fmt not in FORMATS:
         raise ValueError(f"unknown format {fmt!r}: use one of {', '.join(FORMATS)}")
-    return {"jsonl": _jsonl, "csv": _csv, "markdown": _markdown}[fmt](store.records())
+    writers = {"jsonl": jsonl.text, "csv": _csv, "markdown": _markdown, "header": header.text}
+    return writers[fmt](store.records(device, shipped=False))
 
 
-def write(store: Store, fmt: str, path: StrPath) -> None:
-    """Export to a file, which appears, or is replaced, when it is complete; StoreError when it cannot be written."""
-    text = export_rows(store, fmt)
+def write(store: Store, fmt: str, path: StrPath, device: AnyDevice | None = None) -> None:
+    """Export to a file: see ``export_rows`` and ``save``."""
+    save(export_rows(store, fmt, device), path)
+
+
+def save(text: str, path: StrPath) -> None:
+    """Write a file, which appears, or is replaced, when it is complete; StoreError when it cannot be written."""
     # a link stays a link
     target = Path(os.path.realpath(path))
     try:
@@ -59,115 +55,14 @@ def write(store: Store, fmt: str, path: StrPath) -> None:
         raise StoreError(f"{os.fspath(path)}: {error.strerror}") from error
 
 
-def import_files(store: Store, paths: Iterable[StrPath]) -> MergeReport:
+def import_files(
+    store: Store, paths: Iterable[StrPath], is_stale: Callable[[Record], object] | None = None
+) -> MergeReport:
     """Merge jsonl files into a store: all of them, or none when one cannot be read; see ``Store.merge``.
 
     StoreError, in one line, names the file, and the line that is not a record.
     """
-    return store.merge([record for path in paths for record in _read(path)])
-
-
-def _jsonl(records: list[Record]) -> str:
-    lines = [json.dumps(_object(record), sort_keys=True, allow_nan=False) for record in records]
-    return "".join(f"{line}\n" for line in sorted(lines))
-
-
-def _object(record: Record) -> dict[str, Any]:
-    """A record as JSON values; ``layer``, ``device`` and ``config`` repeat for readers what the others hold."""
-    return {
-        "format": FORMAT_VERSION,
-        "problem": str(record.problem),
-        "layer": rows.layer_values(record.problem),
-        "device": record.device.key,
-        "device_spec": rows.spec_values(record.device),
-        "config": record.config.name,
-        "family": record.family,
-        # pairs, because the keys of an object are sorted
-        "knobs": [list(knob) for knob in record.config.knobs],
-        "verified": record.verified,
-        **asdict(record.measurement),
-        "provenance": asdict(record.provenance),
-    }
-
-
-def _read(path: StrPath) -> list[Record]:
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise StoreError(f"{os.fspath(path)}: {error.strerror}") from error
-    except UnicodeDecodeError:
-        raise StoreError(f"{os.fspath(path)}: not a text in UTF-8") from None
-    records = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            records.append(_record(line))
-        except ValueError as error:
-            raise StoreError(f"{os.fspath(path)}:{number}: {error}") from error
-    return records
-
-
-def _record(line: str) -> Record:
-    """The record in a line, unknown keys ignored; ValueError says what is wrong with it."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ValueError("not JSON: a table is what export --format jsonl writes") from None
-    if not isinstance(entry, dict):
-        raise ValueError("not a JSON object")
-    version = _member(entry, "format", int)
-    if version > FORMAT_VERSION:
-        raise ValueError(f"format {version} is newer than {FORMAT_VERSION}, the newest that this version reads")
-    problem = ConvProblem.parse(_member(entry, "problem", str))
-    record = Record(
-        problem=problem,
-        device=_spec(_member(entry, "device_spec", dict), problem),
-        config=Config(_member(entry, "family", str), tuple(map(_knob, _member(entry, "knobs", list)))),
-        measurement=_parts(Measurement, entry),
-        provenance=_parts(Provenance, _member(entry, "provenance", dict)),
-        verified=_member(entry, "verified", bool),
-    )
-    for name, value in (("device", record.device.key), ("config", record.config.name)):
-        if _member(entry, name, str) != value:
-            raise ValueError(f"{name} is {entry[name]!r} where its parts say {value!r}")
-    return record
-
-
-def _parts(kind: type[_Parts], entry: dict[str, Any]) -> _Parts:
-    return kind(**{name: _member(entry, name, hint) for name, hint in _HINTS[kind].items()})
-
-
-def _spec(values: dict[str, Any], problem: ConvProblem) -> DeviceSpec:
-    for name, hint in _HINTS[DeviceSpec].items():
-        if name in values and hint in _JSON_NAMES:
-            _member(values, name, hint)
-    try:
-        spec = rows.spec_of(values)
-        roofline_us(problem, spec)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise ValueError(f"device_spec does not describe a device: {error!r}") from None
-    return spec
-
-
-def _knob(pair: object) -> tuple[str, int]:
-    if not isinstance(pair, list) or [type(item) for item in pair] != [str, int]:
-        raise ValueError(f"a knob must be a name and an integer, not {pair!r}")
-    return pair[0], pair[1]
-
-
-def _member(entry: dict[str, Any], name: str, kind: Any) -> Any:
-    """The value of a key, which has to be there and of this type."""
-    if name not in entry:
-        raise ValueError(f"{name} is missing")
-    value = entry[name]
-    allowed = get_args(kind) or (kind,)
-    if float in allowed and type(value) is int:
-        value = float(value)
-    # exact, because to isinstance a bool is an int
-    if type(value) not in allowed:
-        raise ValueError(f"{name} must be {' or '.join(_JSON_NAMES[one] for one in allowed)}, not {value!r}")
-    return value
+    return store.merge([record for path in paths for record in jsonl.read(path)], is_stale)
 
 
 def _csv(records: list[Record]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from autotune.trial import Record
@@ -31,6 +31,12 @@ def demerit(record: Record) -> tuple[bool, int, str, float]:
     return (not record.verified, -record.provenance.harness, measured.condition, measured.time_us)
 
 
-def winner(records: Iterable[Record]) -> Record:
-    """The best record; equal ones are told apart by what is written in them, never by their order."""
-    return min(records, key=lambda record: (demerit(record), record.config.name, repr(record)))
+def winner(records: Iterable[Record], is_stale: Callable[[Record], object] | None = None) -> Record:
+    """The best record: one that is not stale, then the least demerit; equal ones are told apart by what they say."""
+    records = list(records)
+    if len(records) == 1:
+        return records[0]
+    return min(
+        records,
+        key=lambda one: (is_stale is not None and bool(is_stale(one)), demerit(one), one.config.name, repr(one)),
+    )

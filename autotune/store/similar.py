@@ -44,6 +44,7 @@ def page(
     device: DeviceSpec,
     current: Current | None,
     any_epilogue: bool,
+    within: float,
     limit: int,
     offset: int,
 ) -> list[Record]:
@@ -52,13 +53,15 @@ def page(
     if found is None:
         return []
     device_id, spec = found
-    ranked = _ranked(problem, device_id, current, any_epilogue).limit(limit).offset(offset)
+    ranked = _ranked(problem, device_id, current, any_epilogue, within).limit(limit).offset(offset)
     layers = {row.problem: row.id for row in connection.execute(ranked)}
     records = statements.records(connection, {device_id: spec}, layers.values())
     return [records[text, device_id] for text in layers]
 
 
-def _ranked(problem: ConvProblem, device_id: int, current: Current | None, any_epilogue: bool) -> Select[int, str]:
+def _ranked(
+    problem: ConvProblem, device_id: int, current: Current | None, any_epilogue: bool, within: float
+) -> Select[int, str]:
     query = select(LayerRow.id, LayerRow.problem).join(RecordRow, LayerRow.id == RecordRow.layer_id)
     query = query.where(RecordRow.device_id == device_id, LayerRow.problem != str(problem))
     query = query.where(LayerRow.dtype == str(problem.dtype))
@@ -66,8 +69,11 @@ def _ranked(problem: ConvProblem, device_id: int, current: Current | None, any_e
         alike = {"layout": problem.layout, "epilogue": problem.epilogue, "out_dtype": problem.out_dtype}
         query = query.where(*(getattr(LayerRow, name) == str(value) for name, value in alike.items()))
     terms = [_apart(mine, value) for mine, value in zip(_EXTENTS, _extents(problem), strict=True)]
+    far = sum(terms[1:], start=terms[0])
+    if within < math.inf:
+        query = query.where(far <= within)
     # an expression, because SQLite would read the layers in the order of a column's index, which takes twice as long
-    nearest = (sum(terms[1:], start=terms[0]), LayerRow.problem + "")
+    nearest = (far, LayerRow.problem + "")
     if current is None:
         return query.order_by(*nearest)
     said = [

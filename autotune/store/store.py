@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 import os
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +20,12 @@ from autotune.device import DeviceSpec
 from autotune.problem import ConvProblem
 from autotune.store import engine as engines
 from autotune.store import rows, schema, statements
+from autotune.store import shipped as tables
 from autotune.store.checking import defects
 from autotune.store.engine import StoreError
 from autotune.store.lookup import AnyDevice, device_key
 from autotune.store.merging import MergeReport, demerit, winner
-from autotune.store.similar import Current, distance, page
+from autotune.store.similar import Current, distance, page, rank
 from autotune.trial import Record, Trial
 
 _CHUNK = 400  # layers in one statement; older SQLite takes 999 parameters
@@ -96,9 +99,11 @@ class Store:
             return statements.trial_names(connection, problem, found[0]) if found else set()
 
     def best(self, problem: ConvProblem, device: AnyDevice) -> Record | None:
-        """The record of a layer on a device, or None."""
+        """The record of a layer on a device, else the shipped one, else None."""
         with self._transaction() as connection:
-            return statements.record(connection, problem, statements.key_of(connection, device))
+            key = statements.key_of(connection, device)
+            found = statements.record(connection, problem, key)
+        return tables.best(problem, key) if found is None else found
 
     def similar(
         self,
@@ -107,8 +112,10 @@ class Store:
         *,
         current: Current | None = None,
         any_epilogue: bool = False,
+        within: float = math.inf,
     ) -> Iterator[tuple[float, Record]]:
-        """Records of other layers of the same dtype, layout and epilogue on a device, with their distances.
+        """Records of other layers of the same dtype, layout and epilogue on a device, with their distances up to
+        ``within``; shipped ones too.
 
         Nearest first; equally distant ones in the order of their problem texts. any_epilogue: those of other layouts
         and epilogues too. current: what a family's records have to say to be trusted; those that say something else, or
@@ -116,24 +123,27 @@ class Store:
 
         The database orders them, and no more are read than asked for: 60 ms for the first among 50,000 alike.
         """
-        start, count = 0, _PAGE
-        while True:
-            with self._transaction() as connection:
-                found = page(connection, problem, device, current, any_epilogue, count, start)
-            yield from ((distance(problem, record.problem), record) for record in found)
-            if len(found) < count:
-                return
-            start, count = start + count, 4 * count
+        own = self._pages(problem, device, current, any_epilogue, within)
+        beneath = tables.similar(problem, device, current=current, any_epilogue=any_epilogue, within=within)
+        seen: set[ConvProblem] = set()
+        for apart, record in heapq.merge(own, beneath, key=lambda found: rank(found[1], problem, current)):
+            if record.problem not in seen and not self._is_hidden(record):
+                seen.add(record.problem)
+                yield apart, record
 
-    def records(self, device: AnyDevice | None = None) -> list[Record]:
-        """Every record, or those of a device, sorted by device key and problem text."""
+    def records(self, device: AnyDevice | None = None, *, shipped: bool = True) -> list[Record]:
+        """Every record, or those of a device, sorted by device key and problem text.
+
+        shipped: with the shipped records of layers that have none here.
+        """
         with self._transaction() as connection:
             specs = statements.devices(connection)
-            if device is not None:
-                key = device_key(device, specs.values())
-                specs = {device_id: spec for device_id, spec in specs.items() if spec.key == key}
-            found = statements.records(connection, specs)
-        return sorted(found.values(), key=lambda record: (record.device.key, str(record.problem)))
+            key = None if device is None else device_key(device, specs.values())
+            wanted = {device_id: spec for device_id, spec in specs.items() if key in (None, spec.key)}
+            found = {(one.device.key, str(one.problem)): one for one in statements.records(connection, wanted).values()}
+        if shipped:
+            found = {(one.device.key, str(one.problem)): one for one in tables.records(key)} | found
+        return [found[key] for key in sorted(found)]
 
     def offer(self, record: Record) -> bool:
         """Make it the record of its layer and device if there is none or it is faster than the present one, atomically.
@@ -157,10 +167,26 @@ class Store:
             layer_ids = statements.layer_ids(connection, [record.problem], lock=True)
             statements.put_records(connection, layer_ids, {(str(record.problem), device_id): record})
 
-    def merge(self, records: Iterable[Record]) -> MergeReport:
+    def distrust(self, record: Record) -> bool:
+        """Note that a record was found not to work: it is not verified any more. False if another stands there by now.
+
+        A shipped record is hidden by a copy that is not verified.
+        """
+        with self._transaction(writes=True) as connection:
+            device_id = statements.state_device(connection, record.device)
+            layer_ids = statements.layer_ids(connection, [record.problem], lock=True)
+            present = statements.record(connection, record.problem, record.device.key)
+            if present not in (None, record):
+                return False
+            changed = {(str(record.problem), device_id): replace(record, verified=False)}
+            statements.put_records(connection, layer_ids, changed)
+            return True
+
+    def merge(self, records: Iterable[Record], is_stale: Callable[[Record], object] | None = None) -> MergeReport:
         """Merge the records of other databases, all or none; the order in which tables are merged changes nothing.
 
-        Of each layer and device the record that ``merging.winner`` names stays. Where a device model is described
+        Of each layer and device the record that ``merging.winner`` names stays, for which ``is_stale`` tells what does
+        not hold any more. Where a device model is described
         differently, the description with the greater JSON text stays, which means nothing but is the same everywhere.
         """
         records = list(records)
@@ -182,7 +208,7 @@ class Store:
                 problems = [record.problem for group in chunk.values() for record in group]
                 layer_ids = statements.layer_ids(connection, problems, lock=True)
                 present = statements.records(connection, specs_of_ids, layer_ids.values())
-                statements.put_records(connection, layer_ids, _settle(chunk, present, counts))
+                statements.put_records(connection, layer_ids, _settle(chunk, present, counts, is_stale))
         return MergeReport(**counts)
 
     def check(self) -> list[str]:
@@ -204,6 +230,26 @@ class Store:
                 schema.copy(connection.driver_connection, Path(path))
             finally:
                 connection.close()
+
+    def _pages(
+        self, problem: ConvProblem, device: DeviceSpec, current: Current | None, any_epilogue: bool, within: float
+    ) -> Iterator[tuple[float, Record]]:
+        start, count = 0, _PAGE
+        while True:
+            with self._transaction() as connection:
+                found = page(connection, problem, device, current, any_epilogue, within, count, start)
+            yield from ((distance(problem, record.problem), record) for record in found)
+            if len(found) < count:
+                return
+            start, count = start + count, 4 * count
+
+    def _is_hidden(self, record: Record) -> bool:
+        """True for a shipped record of a layer that has one here."""
+        if not tables.is_shipped(record):
+            return False
+        with self._transaction() as connection:
+            own = statements.record(connection, record.problem, record.device.key)
+        return own not in (None, record)
 
     def _open(self) -> tuple[Engine, bool]:
         path = self._location.path
@@ -253,14 +299,17 @@ class Store:
 
 
 def _settle(
-    incoming: Mapping[statements.Key, set[Record]], present: Mapping[statements.Key, Record], counts: dict[str, int]
+    incoming: Mapping[statements.Key, set[Record]],
+    present: Mapping[statements.Key, Record],
+    counts: dict[str, int],
+    is_stale: Callable[[Record], object] | None,
 ) -> dict[statements.Key, Record]:
     """The records to be written; counts what became of each key."""
     changed = {}
     for key, group in incoming.items():
         old = present.get(key)
         candidates = group if old is None else group | {old}
-        best = winner(candidates)
+        best = winner(candidates, is_stale)
         counts["added" if old is None else "unchanged" if best == old else "replaced"] += 1
         counts["conflicts"] += len(candidates) - 1
         if best != old:
