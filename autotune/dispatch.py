@@ -154,8 +154,9 @@ class Dispatcher:
         """Convolve on the caller's current stream.
 
         x: activation, NHWC (layout nchw: NCHW). w: filter, KRSC with C / groups channels (KCRS). The dtype is x's. out:
-        where to write, contiguous, of the output's shape and dtype; a new array when None. Returns the output, NPQK
-        (NKPQ). Arrays are CuPy's on cuda and NumPy's on cpu; those that are not contiguous or aligned are copied.
+        where to write, contiguous, of the output's shape and dtype, not overlapping x or w; a new array when None.
+        Returns the output, NPQK (NKPQ). Arrays are CuPy's on cuda and NumPy's on cpu; those that are not contiguous or
+        aligned are copied.
 
         Raises ValueError, in one line, for operands that do not fit together, Unsupported when no family can run the
         layer, and RuntimeError when the layer is not warm while the stream is being captured, or after a fork.
@@ -173,11 +174,15 @@ class Dispatcher:
         activations, filters = backend.bytes_of("activation", x, problem), backend.bytes_of("filter", w, problem)
         output = backend.new_output(problem) if out is None else out
         if problem.N == 0:
+            if output.shape != problem.output_shape:
+                raise ValueError(f"out must have the shape {problem.output_shape}, not {output.shape}")
             return output
         ready = self._ready.get(problem) or self._prepare(problem)
         target = backend.bytes_of("output", output, problem)
         if not _shares(target, output):
             raise ValueError("out must be contiguous and aligned to 16 bytes")
+        if out is not None and (_overlap(target, activations) or _overlap(target, filters)):
+            raise ValueError("out must not overlap the activation or the filter")
         ready.kernel(Operands(activation=activations, filter=filters, output=target, workspace=self._workspace(ready)))
         return output
 
@@ -327,6 +332,12 @@ def _problem(
 def _shares(flat: Any, array: Any) -> bool:
     """Whether a flat view still is the caller's memory, not a copy."""
     return bool(_address(flat) == _address(array))
+
+
+def _overlap(one: Any, other: Any) -> bool:
+    """Whether two flat arrays of bytes have memory in common."""
+    start, other_start = _address(one), _address(other)
+    return start < other_start + int(other.size) and other_start < start + int(one.size)
 
 
 def _address(array: Any) -> int:

@@ -156,6 +156,26 @@ def test_conv2d_agrees_with_the_reference(store: Store, groups: int) -> None:
     assert np.array_equal(out, y)
 
 
+def test_an_output_over_an_operand_is_refused(store: Store) -> None:
+    memory = np.ones(2 * 5 * 6 * 4 + 4, np.float32)
+    x, out = memory[:240].reshape(2, 5, 6, 4), memory[4:].reshape(2, 5, 6, 4)
+    w = np.ones((4, 1, 1, 4), np.float32)
+    dispatcher = Dispatcher(store, device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotTuned)
+        with pytest.raises(ValueError, match=r"^out must not overlap the activation or the filter$"):
+            dispatcher.conv2d(x, w, out=out)
+        with pytest.raises(ValueError, match=r"^out must not overlap the activation or the filter$"):
+            dispatcher.conv2d(x[:1, :1, :4, :4], w, out=w.reshape(1, 1, 4, 4))
+        assert memory.min() == memory.max() == 1
+        # neighbours do not overlap, and what is copied for the kernel may be overwritten
+        dispatcher.conv2d(memory[:120].reshape(1, 5, 6, 4), w, out=memory[120:240].reshape(1, 5, 6, 4))
+        assert memory[:120].max() == 1
+        assert memory[120:240].min() == memory[120:240].max() == 4
+        dispatcher.conv2d(x[:, :, ::-1], w, out=x)
+        assert (x[0].min(), x[1].max()) == (4, 16)
+
+
 def test_strides_and_paddings_may_be_lists_and_arrays(store: Store) -> None:
     x, w = np.ones((1, 6, 7, 3), np.float32), np.ones((4, 3, 3, 3), np.float32)
     dispatcher = Dispatcher(store, device="cpu")
@@ -173,6 +193,10 @@ def test_empty_batch_gives_an_empty_output_and_no_launch(store: Store) -> None:
     assert y.shape == (0, 7, 7, 4)
     assert y.dtype == np.float32
     assert store.records() == []
+    with pytest.raises(ValueError, match=r"^out must have the shape \(0, 7, 7, 4\), not \(3, 3\)$"):
+        dispatcher.conv2d(
+            np.zeros((0, 9, 9, 8), np.float32), np.zeros((4, 3, 3, 8), np.float32), out=np.zeros((3, 3), np.float32)
+        )
 
 
 @pytest.mark.filterwarnings("ignore::autotune.dispatch.NotTuned")
