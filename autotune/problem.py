@@ -84,13 +84,18 @@ SCALES = ("none", "tensor", "channel")
 class Epilogue:
     """What happens to the accumulator before it is stored: ``y = activation(scale * acc + bias + residual)``.
 
-    bias: a float32 vector of K values is added. residual: a tensor of the output's shape and layout is added.
-    activation: one of ``ACTIVATIONS``. scale: ``none``, ``tensor`` (one float32) or ``channel`` (K float32 values),
-    multiplied first. out_dtype: the output's element type; None means the input's (s8: s32 without a scale, s8 with
-    one).
+    bias: a float32 vector of K values is added. residual: a tensor of the output's shape, layout and dtype is added.
+    activation: one of ``ACTIVATIONS``; relu keeps NaN. scale: ``none``, ``tensor`` (one float32) or ``channel`` (K
+    float32 values), multiplied first. out_dtype: the output's element type; None means the input's (s8: s32 without a
+    scale, s8 with one).
 
-    Rounding: f16 and bf16 outputs are rounded to nearest even once, after float32 arithmetic. f32 stores the
-    accumulator. s8 inputs accumulate exactly in s32; an f32 output is the accumulator rounded to nearest even.
+    Arithmetic is float32, in this order: ``t = fma(float32(acc), scale, bias)``, rounded once, with a scale of 1 and a
+    bias of 0 where there is none; ``t = t + float32(residual)``; ``t = activation(t)``; t is rounded to nearest even,
+    ties to even, as the output's dtype. s8 and s32 outputs saturate.
+
+    s8 inputs accumulate exactly in s32, so that their outputs are defined to the bit; with the identity an s32 output
+    is the accumulator itself. An f16 output of s8 needs a scale, as sums overflow it. A residual of an s8 output would
+    be added as ``float32(residual) * residual_scale``; there is no field for that scale yet, so it is undefined.
 
     Raises ValueError for an unknown activation, scale or dtype. Which epilogues a kernel can run is the family's say.
     """
@@ -117,6 +122,20 @@ class Epilogue:
     def is_identity(self) -> bool:
         """True when the accumulator is only converted to the output's dtype."""
         return not (self.bias or self.residual or self.activation != "identity" or self.scale != "none")
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The operands that it reads, in the order applied: of ``scale``, ``bias``, ``residual``."""
+        read = {"scale": self.scale != "none", "bias": self.bias, "residual": self.residual}
+        return tuple(name for name, is_read in read.items() if is_read)
+
+    def undefined(self, dtype: DType) -> str | None:
+        """Why this epilogue (its output dtype resolved) has no meaning for inputs of ``dtype``; None when it has."""
+        if self.out_dtype is DType.S8 and self.residual:
+            return "a residual of an s8 output needs a scale of its own, which cannot be stated yet (--out-dtype f32)"
+        if dtype is DType.S8 and self.out_dtype is DType.F16 and self.scale == "none":
+            return "an f16 output of s8 needs a scale (--scale channel), as sums overflow it"
+        return None
 
     def resolved(self, dtype: DType) -> Epilogue:
         """The same epilogue with its output dtype spelt out for inputs of ``dtype``."""
@@ -308,6 +327,19 @@ class ConvProblem:
     def output_shape(self) -> tuple[int, int, int, int]:
         n, k, p, q = self.N, self.K, self.P, self.Q
         return (n, p, q, k) if self.layout is Layout.NHWC else (n, k, p, q)
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The names of what a kernel reads: activation, filter and the epilogue's operands."""
+        return ("activation", "filter", *self.epilogue.operands)
+
+    def operand(self, name: str) -> tuple[tuple[int, ...], DType]:
+        """Shape and dtype of an operand or of ``output``; that of a scale for the whole tensor is (1,)."""
+        if name in ("activation", "filter"):
+            return (self.activation_shape if name == "activation" else self.filter_shape), self.dtype
+        if name in ("scale", "bias"):
+            return (1 if name == "scale" and self.epilogue.scale == "tensor" else self.K,), DType.F32
+        return self.output_shape, self.out_dtype
 
     @property
     def activation_bytes(self) -> int:

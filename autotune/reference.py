@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +30,11 @@ _CHUNK_ELEMENTS = 2**22  # activation elements that are convolved at once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """A layer's exact output. value: ``problem.output_shape``, float64, for s8 int64.
+    """A layer's output. value: ``problem.output_shape``, float64: the exact one, before any rounding. For s8 inputs
+    what must be stored, as int64 where the output is an integer.
 
-    magnitude: the same shape, float64: the sum over all taps of ``|activation| * |filter|``; None for s8.
+    magnitude: the same shape, float64: what ``value`` would be with the absolute value of every product, scale, bias
+    and residual; None for s8.
     """
 
     value: Array
@@ -53,14 +56,23 @@ def encode(dtype: DType, values: Array) -> Array:
     return values.astype(STORAGE[dtype])
 
 
-def conv2d(problem: ConvProblem, activation: Array, filter: Array) -> Expected:
+def conv2d(
+    problem: ConvProblem,
+    activation: Array,
+    filter: Array,
+    *,
+    scale: Array | None = None,
+    bias: Array | None = None,
+    residual: Array | None = None,
+) -> Expected:
     """The layer, computed tap by tap in float64 (s8: every partial sum is an integer below 2**53, hence exact).
 
-    activation, filter: ``problem.activation_shape`` and ``problem.filter_shape``, held as ``STORAGE[problem.dtype]``.
-    ValueError, in one line, for another shape or dtype and for what has no reference yet: an epilogue other than the
-    identity, tf32, e4m3, or an output dtype that cannot hold the result.
+    Operands have the shape and dtype of ``problem.operand``, held as ``STORAGE`` says; those that the epilogue does not
+    read are None. ValueError, in one line, for others and for what has no reference: tf32, e4m3, an output dtype that
+    cannot hold the result, an epilogue without meaning.
     """
-    _check(problem, activation, filter)
+    given = {"activation": activation, "filter": filter, "scale": scale, "bias": bias, "residual": residual}
+    _check(problem, given)
     nhwc = problem.layout is Layout.NHWC
     images = activation if nhwc else activation.transpose(0, 2, 3, 1)
     taps = _taps(problem, decode(problem.dtype, filter if nhwc else filter.transpose(0, 2, 3, 1)))
@@ -73,8 +85,21 @@ def conv2d(problem: ConvProblem, activation: Array, filter: Array) -> Expected:
         value[n : n + step] = _convolve(problem, chunk, taps)
         if magnitude is not None:
             magnitude[n : n + step] = _convolve(problem, np.abs(chunk), np.abs(taps))
+    if residual is not None:
+        held = residual if nhwc else residual.transpose(0, 2, 3, 1)
+        residual = decode(problem.out_dtype, held)
     if problem.dtype.is_integer:
-        value = value.astype(np.int64)
+        value = _requantized(problem, value, scale, bias, residual)
+    else:
+        assert magnitude is not None
+        if scale is not None:
+            value *= scale
+            magnitude *= np.abs(scale)
+        for operand in (bias, residual):
+            if operand is not None:
+                value += operand
+                magnitude += np.abs(operand)
+        value = _ACTIVATIONS[problem.epilogue.activation](value)
     if not nhwc:
         value = value.transpose(0, 3, 1, 2)
         magnitude = None if magnitude is None else magnitude.transpose(0, 3, 1, 2)
@@ -87,12 +112,12 @@ def tolerances(problem: ConvProblem) -> tuple[float, float, float]:
     relative is twice the unit roundoff of the output's dtype, absolute its smallest subnormal. slack bounds a float32
     summation of n terms, rounded or truncated, in any order: 4 sqrt(n) 2**-24
     (Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41(5), 2019,
-    with lambda = 4).
-    All zero for s8, whose result is exact: in s32, or that integer rounded to the nearest float32.
+    with lambda = 4). The epilogue's operands are terms too; activations do not enlarge an error.
+    All zero for s8, whose result is defined to the bit.
     """
     if problem.dtype.is_integer:
         return 0.0, 0.0, 0.0
-    terms = problem.C // problem.groups * problem.R * problem.S
+    terms = problem.C // problem.groups * problem.R * problem.S + len(problem.epilogue.operands)
     return _ROUNDOFF[problem.out_dtype], 2.0**-22 * math.sqrt(terms), _SUBNORMAL[problem.out_dtype]
 
 
@@ -112,11 +137,8 @@ def compare(problem: ConvProblem, output: Array, expected: Expected) -> tuple[in
 
     output: ``problem.output_shape``, held as ``STORAGE[problem.out_dtype]``. NaN is always outside.
     """
-    value = expected.value
-    if expected.magnitude is None and problem.out_dtype is DType.F32:
-        value = value.astype(np.float32)
     error = decode(problem.out_dtype, output)
-    error -= value
+    error -= expected.value
     np.abs(error, out=error)
     # written so that a NaN is a mismatch
     mismatches = error.size - int(np.count_nonzero(error <= tolerance(problem, expected)))
@@ -124,19 +146,61 @@ def compare(problem: ConvProblem, output: Array, expected: Expected) -> tuple[in
     return mismatches, math.inf if math.isnan(worst) else worst
 
 
-def _check(problem: ConvProblem, activation: Array, filter: Array) -> None:
-    if not problem.epilogue.is_identity:
-        raise ValueError(f"the reference computes the identity epilogue only, not {problem.epilogue}")
+# by the names in problem.ACTIVATIONS
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"identity": lambda x: x, "relu": lambda x: np.maximum(x, 0)}
+
+
+def _requantized(
+    problem: ConvProblem,
+    accumulator: NDArray[np.float64],
+    scale: Array | None,
+    bias: Array | None,
+    residual: NDArray[np.float64] | None,
+) -> Array:
+    """What an s8 layer stores: the float32 steps that ``Epilogue`` states, one by one."""
+    sums, out = accumulator.astype(np.int64), problem.out_dtype
+    if problem.epilogue.is_identity and out is DType.S32:
+        return sums
+    one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+    value = _fma(sums.astype(np.float32), one if scale is None else scale, zero if bias is None else bias)
+    if residual is not None:
+        value = value + residual.astype(np.float32)
+    value = _ACTIVATIONS[problem.epilogue.activation](value)
+    if not out.is_integer:
+        return value.astype(STORAGE[out]).astype(np.float64)
+    limits = np.iinfo(STORAGE[out])
+    return np.clip(np.rint(value.astype(np.float64)), limits.min, limits.max).astype(np.int64)
+
+
+def _fma(x: NDArray[np.float32], y: Array, z: Array) -> NDArray[np.float32]:
+    """x * y + z, rounded once to float32."""
+    # the product of two float32 is exact in float64; what rounding its sum with z loses is exact too (Knuth's two-sum)
+    product, addend = x.astype(np.float64) * y, np.broadcast_to(z, x.shape).astype(np.float64)
+    total = product + addend
+    added = total - product
+    lost = (product - (total - added)) + (addend - added)
+    # rounded to odd instead: then a second rounding, to fewer bits, is as good as one (Boldo and Melquiond, 2008)
+    even = (lost != 0) & (total.view(np.int64) % 2 == 0)
+    total[even] = np.nextafter(total[even], np.copysign(np.inf, lost[even]))
+    return total.astype(np.float32)
+
+
+def _check(problem: ConvProblem, given: dict[str, Array | None]) -> None:
     if problem.dtype not in STORAGE:
         raise ValueError(f"the reference has no rule for {problem.dtype}")
-    if problem.out_dtype not in ((DType.S32, DType.F32) if problem.dtype is DType.S8 else _ROUNDOFF):
+    outputs = (DType.S32, DType.F32, DType.S8, DType.F16) if problem.dtype is DType.S8 else tuple(_ROUNDOFF)
+    if problem.out_dtype not in outputs:
         raise ValueError(f"the reference has no rule for {problem.dtype} with an output in {problem.out_dtype}")
-    for name, array, shape in (
-        ("activation", activation, problem.activation_shape),
-        ("filter", filter, problem.filter_shape),
-    ):
-        if array.shape != shape or array.dtype != STORAGE[problem.dtype]:
-            held = STORAGE[problem.dtype].name
+    if reason := problem.epilogue.undefined(problem.dtype):
+        raise ValueError(reason)
+    for name, array in given.items():
+        if (array is not None) != (name in problem.operands):
+            raise ValueError(
+                f"{name} is {'missing' if array is None else 'given'}, and the epilogue is {problem.epilogue}"
+            )
+        shape, dtype = problem.operand(name)
+        if array is not None and (array.shape != shape or array.dtype != STORAGE[dtype]):
+            held = STORAGE[dtype].name
             raise ValueError(f"{name} must be {held} of shape {shape}, not {array.dtype.name} of shape {array.shape}")
 
 

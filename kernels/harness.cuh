@@ -31,20 +31,40 @@ __device__ __forceinline__ f32 normal(u64 word) {
   return sqrtf(-2.0f * logf(fminf(u, 0.99999994f))) * cospif(2.0f * v);
 }
 
-__device__ __forceinline__ void draw(f16& x, u64 word, f32 deviation) { x.bits = ptx::to_f16(normal(word) * deviation); }
-__device__ __forceinline__ void draw(bf16& x, u64 word, f32 deviation) { x.bits = ptx::to_bf16(normal(word) * deviation); }
-__device__ __forceinline__ void draw(s8& x, u64 word, f32) { x = static_cast<s8>(word >> 56); }
+__device__ __forceinline__ void draw(f32& x, u64 word, f32 deviation, f32 mean) { x = normal(word) * deviation + mean; }
+__device__ __forceinline__ void draw(f16& x, u64 word, f32 deviation, f32 mean) { x.bits = ptx::to_f16(normal(word) * deviation + mean); }
+__device__ __forceinline__ void draw(bf16& x, u64 word, f32 deviation, f32 mean) { x.bits = ptx::to_bf16(normal(word) * deviation + mean); }
+__device__ __forceinline__ void draw(s32& x, u64 word, f32 deviation, f32 mean) { x = static_cast<s32>(normal(word) * deviation + mean); }
+__device__ __forceinline__ void draw(s8& x, u64 word, f32, f32) { x = static_cast<s8>(word >> 56); }
 
 __device__ __forceinline__ s64 thread_index() { return s64(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ s64 thread_count() { return s64(gridDim.x) * blockDim.x; }
 
-extern "C" __global__ void randomize(Element* data, s64 count, u64 seed, f32 deviation) {
-  for (s64 i = thread_index(); i < count; i += thread_count()) draw(data[i], mixed(mixed(seed) + i), deviation);
+extern "C" __global__ void randomize(Element* data, s64 count, u64 seed, f32 deviation, f32 mean) {
+  for (s64 i = thread_index(); i < count; i += thread_count()) draw(data[i], mixed(mixed(seed) + i), deviation, mean);
 }
 
-// value: the exact sum in float64 (every product of f16, bf16 or s8 is exact in it; s8 sums stay below 2^53).
-// magnitude: the sum of |activation * filter|, which scales the error that rounding may cause.
-extern "C" __global__ void reference(const Element* activation, const Element* filter, double* value, f32* magnitude, s64 N,
+// A float32 as an output stores it: rounded to nearest even, integers saturating.
+__device__ __forceinline__ double stored(f32 x, const f32*) { return x; }
+__device__ __forceinline__ double stored(f32 x, const f16*) { return ptx::from_f16(ptx::to_f16(x)); }
+__device__ __forceinline__ double stored(f32 x, const bf16*) { return ptx::from_bf16(ptx::to_bf16(x)); }
+__device__ __forceinline__ double stored(f32 x, const s32*) { return fmin(fmax(rint(double(x)), -2147483648.0), 2147483647.0); }
+__device__ __forceinline__ double stored(f32 x, const s8*) { return fmin(fmax(rint(double(x)), -128.0), 127.0); }
+
+__device__ __forceinline__ bool holds_sums(const s32*) { return true; }
+__device__ __forceinline__ bool holds_sums(const void*) { return false; }
+
+// `function`: an index of problem.ACTIVATIONS.
+template <class Real>
+__device__ __forceinline__ Real activated(int function, Real x) {
+  return function == 1 && x < 0 ? Real(0) : x;
+}
+
+// value: what the layer's output is before it is rounded, in float64 (every product of f16, bf16 or s8 is exact in it; s8
+// sums stay below 2^53); for s8 what must be stored, by the float32 steps of problem.Epilogue. magnitude: the value for the
+// absolute values of all terms, which scales the error that rounding may cause. scale, bias and residual may be null.
+extern "C" __global__ void reference(const Element* activation, const Element* filter, const f32* scale, const f32* bias,
+                                     const Output* residual, int per_channel, int function, double* value, f32* magnitude, s64 N,
                                      s64 C, s64 H, s64 W, s64 K, s64 R, s64 S, s64 P, s64 Q, s64 groups, s64 stride_h,
                                      s64 stride_w, s64 pad_top, s64 pad_left, s64 dilation_h, s64 dilation_w) {
   const s64 channels = C / groups, filters = K / groups;
@@ -64,22 +84,29 @@ extern "C" __global__ void reference(const Element* activation, const Element* f
           size += fabsf(f32(product));
         }
       }
-    value[i] = sum;
-    magnitude[i] = size;
+    const f32 factor = scale ? scale[per_channel ? k : 0] : 1, addend = bias ? bias[k] : 0;
+    const double added = residual ? value_of(residual[i]) : 0;
+    if constexpr (sizeof(Element) == 1) {
+      const bool untouched = !scale && !bias && !residual && function == 0 && holds_sums(residual);
+      f32 y = __fmaf_rn(__double2float_rn(sum), factor, addend);
+      if (residual) y = __fadd_rn(y, __double2float_rn(added));
+      value[i] = untouched ? sum : stored(activated(function, y), residual);
+    } else {
+      value[i] = activated(function, sum * factor + addend + added);
+      magnitude[i] = size * fabsf(factor) + fabsf(addend) + fabsf(f32(added));
+    }
   }
 }
 
 // Counts elements further from the reference than relative*|value| + slack*magnitude + absolute, NaN included;
 // `worst` is the largest error's bits (errors are not negative, so that their bits order like the numbers).
-// `rounded`: the reference is first rounded to float32, which makes integer results exact.
 extern "C" __global__ void compare(const Output* output, const double* value, const f32* magnitude, s64 count, double relative,
-                                   double slack, double absolute, int rounded, u64* mismatches, u64* worst) {
+                                   double slack, double absolute, u64* mismatches, u64* worst) {
   u64 bad = 0;
   double largest = 0;
   for (s64 i = thread_index(); i < count; i += thread_count()) {
-    const double expected = rounded ? double(f32(value[i])) : value[i];
-    const double error = fabs(value_of(output[i]) - expected);
-    const bool right = error <= relative * fabs(expected) + slack * magnitude[i] + absolute;
+    const double error = fabs(value_of(output[i]) - value[i]);
+    const bool right = error <= relative * fabs(value[i]) + slack * magnitude[i] + absolute;
     bad += !right;
     largest = !(error <= 1.7e308) ? __longlong_as_double(0x7ff0000000000000ll) : fmax(largest, error);
   }

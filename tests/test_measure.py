@@ -32,9 +32,10 @@ from autotune.device import DeviceSpec
 from autotune.families import Launch, Source
 from autotune.measure.failures import ChildDied, ChildTimeout, WrongOutput, classify, leaves_child_healthy, one_line
 from autotune.measure.harness import GUARD_BYTES, Harness, Measured, set_count
+from autotune.measure.operands import spread
 from autotune.measure.timing import SampleLength, Samples, is_loser, launches_for, samples_of
 from autotune.measure.worker import Worker
-from autotune.problem import ConvProblem, DType
+from autotune.problem import ConvProblem, DType, Epilogue
 from autotune.trial import Status
 
 SPEC = DeviceSpec(
@@ -85,15 +86,15 @@ class NumPyBackend(Backend):
     def is_same(self, one: Any, other: Any) -> bool:
         return bool(np.array_equal(one, other))
 
-    def randomize(self, buffer: Any, dtype: DType, seed: int, deviation: float) -> None:
+    def randomize(self, buffer: Any, dtype: DType, seed: int, deviation: float, mean: float = 0.0) -> None:
         draw = np.random.default_rng(seed)
         values = buffer.view(_NUMPY[dtype])
         values[:] = (
-            draw.integers(-128, 128, values.size) if dtype.is_integer else draw.normal(0, deviation, values.size)
+            draw.integers(-128, 128, values.size) if dtype.is_integer else draw.normal(mean, deviation, values.size)
         )
 
-    def reference(self, problem: ConvProblem, activation: Any, filter: Any) -> Any:
-        return pointwise(problem, activation, filter)
+    def reference(self, problem: ConvProblem, activation: Any, filter: Any, **epilogue: Any) -> Any:
+        return pointwise(problem, activation, filter, **epilogue)
 
     def compare(self, problem: ConvProblem, output: Any, expected: Any) -> Comparison:
         error = np.abs(output.view(_NUMPY[problem.out_dtype]).astype(float) - expected)
@@ -118,6 +119,9 @@ class NumPyBackend(Backend):
     def new_output(self, problem: ConvProblem) -> Any:
         raise NotImplementedError
 
+    def constant(self, value: float) -> Any:
+        raise NotImplementedError
+
     def is_capturing(self) -> bool:
         raise NotImplementedError
 
@@ -125,10 +129,13 @@ class NumPyBackend(Backend):
         raise NotImplementedError
 
 
-def pointwise(problem: ConvProblem, activation: Any, filter: Any) -> Any:
+def pointwise(problem: ConvProblem, activation: Any, filter: Any, bias: Any = None, residual: Any = None) -> Any:
     x = activation.view(_NUMPY[problem.dtype]).reshape(-1, problem.C).astype(float)
     w = filter.view(_NUMPY[problem.dtype]).reshape(-1, problem.C).astype(float)
-    return (x @ w.T).reshape(-1)
+    y = x @ w.T
+    for added in (bias, residual):
+        y += 0 if added is None else added.view(np.float32).reshape(-1, problem.K)
+    return y.reshape(-1)
 
 
 def right(o: Operands, problem: ConvProblem = PROBLEM) -> None:
@@ -262,6 +269,53 @@ def test_a_write_into_an_input_is_found(name: str, offset: int) -> None:
 
     failure = wrong(stray)
     assert (str(failure), failure.damaged) == (f"wrote into the {name}", True)
+
+
+BIASED = ConvProblem(N=1, C=2, H=4, W=4, K=3, R=1, S=1, dtype="f32", epilogue=Epilogue(bias=True, residual=True))
+
+
+def test_what_the_epilogue_reads_is_drawn_guarded_and_compared() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def biased(o: Operands, missing: str = "") -> None:
+        read = {name: getattr(o, name) for name in ("bias", "residual") if name != missing}
+        seen.append((o.bias.size, o.residual.ctypes.data))
+        o.output.view(np.float32)[:] = pointwise(BIASED, o.activation, o.filter, **read)
+
+    bench, _ = harness(biased, BIASED)
+    # 128 + 24 + 192 bytes as without an epilogue, 12 of bias, 192 of residual
+    assert bench.sets == 3 * 4000 // 548 + 1
+    bench.run(compiled("kernel"), LAUNCH, None)
+    assert {size for size, _ in seen} == {12}
+    assert len({address for _, address in seen}) == bench.sets
+    for name in ("bias", "residual"):
+
+        def forgets(o: Operands, name: str = name) -> None:
+            biased(o, missing=name)
+
+        def writes(o: Operands, name: str = name) -> None:
+            biased(o)
+            getattr(o, name)[0] ^= 1
+
+        def strays(o: Operands, name: str = name) -> None:
+            biased(o)
+            beyond(getattr(o, name), -1)
+
+        assert "elements are wrong" in str(wrong(forgets, BIASED))
+        assert str(wrong(writes, BIASED)) == f"wrote into the {name}"
+        assert str(wrong(strays, BIASED)) == f"wrote before the {name}"
+
+
+def test_operands_use_the_range_of_their_dtype() -> None:
+    shape = {"N": 1, "C": 64, "H": 9, "W": 9, "K": 8, "R": 3, "S": 3}
+    scaled = ConvProblem(**shape, dtype="s8", epilogue=Epilogue.parse("scale_channel+bias"))
+    # uniform s8 have a deviation of 74: sums have 74 * 74 * sqrt(576), outputs 50
+    assert spread(scaled)["scale"].mean == pytest.approx(50 / (74 * 74 * 24))
+    assert spread(scaled)["bias"] == (0, 25)
+    plain = ConvProblem(**shape, dtype="s8", epilogue=Epilogue.parse("bias"))
+    assert spread(plain)["bias"].deviation == 74 * 74 * 24 / 2
+    floats = ConvProblem(**shape, epilogue=Epilogue.parse("scale_tensor+residual"))
+    assert spread(floats) == {"activation": (0, 1), "filter": (0, 1 / 24), "scale": (1, 0.25), "residual": (0, 0.5)}
 
 
 def test_a_kernel_that_is_right_only_at_first_is_found_after_timing() -> None:

@@ -51,6 +51,9 @@ class Operands:
     filter: Any
     output: Any
     workspace: Any | None = None
+    scale: Any | None = None
+    bias: Any | None = None
+    residual: Any | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +114,20 @@ class Backend(ABC):
         """True when two uint8 arrays of one size, both aligned to 16 bytes, hold the same bytes."""
 
     @abstractmethod
-    def randomize(self, buffer: Any, dtype: DType, seed: int, deviation: float) -> None:
+    def randomize(self, buffer: Any, dtype: DType, seed: int, deviation: float, mean: float = 0.0) -> None:
         """Fill a buffer with elements of ``dtype``: normal with this standard deviation; s8: uniform, -128..127."""
 
     @abstractmethod
-    def reference(self, problem: ConvProblem, activation: Any, filter: Any) -> Any:
+    def reference(
+        self,
+        problem: ConvProblem,
+        activation: Any,
+        filter: Any,
+        *,
+        scale: Any | None = None,
+        bias: Any | None = None,
+        residual: Any | None = None,
+    ) -> Any:
         """The layer computed slowly and obviously right from uint8 buffers; an opaque value for ``compare``."""
 
     @abstractmethod
@@ -146,6 +158,10 @@ class Backend(ABC):
     @abstractmethod
     def new_output(self, problem: ConvProblem) -> Any:
         """A new array for the layer's output, in the caller's array type, shape and dtype."""
+
+    @abstractmethod
+    def constant(self, value: float) -> Any:
+        """A new float32 array of one element, in the caller's array type, written when the call returns."""
 
     @abstractmethod
     def is_capturing(self) -> bool:

@@ -26,7 +26,7 @@ from autotune.backends.backend import (
 from autotune.backends.tensor_maps import launcher
 from autotune.device import Device, DeviceSpec
 from autotune.families.family import Launch, Source
-from autotune.problem import ConvProblem, DType, Layout
+from autotune.problem import ACTIVATIONS, ConvProblem, DType, Layout
 from autotune.reference import tolerances
 
 _INSTALL = "pip install 'conv-autotune[cuda13]' (or [cuda12] for a driver before 580)"
@@ -273,12 +273,22 @@ class CudaBackend(Backend):
         self._run("count_differences", DType.S8, DType.S32, one.nbytes, one, other, _s64(one.nbytes), differences)
         return int(self._host(differences)[0]) == 0
 
-    def randomize(self, buffer: Any, dtype: DType, seed: int, deviation: float) -> None:
+    def randomize(self, buffer: Any, dtype: DType, seed: int, deviation: float, mean: float = 0.0) -> None:
         count = buffer.nbytes // dtype.bytes
         if count:
-            self._run("randomize", dtype, _ACCUMULATED[dtype], count, buffer, _s64(count), _u64(seed), _f32(deviation))
+            drawn = (_s64(count), _u64(seed), _f32(deviation), _f32(mean))
+            self._run("randomize", dtype, _RANDOMIZED[dtype], count, buffer, *drawn)
 
-    def reference(self, problem: ConvProblem, activation: Any, filter: Any) -> Any:
+    def reference(
+        self,
+        problem: ConvProblem,
+        activation: Any,
+        filter: Any,
+        *,
+        scale: Any | None = None,
+        bias: Any | None = None,
+        residual: Any | None = None,
+    ) -> Any:
         p = problem
         if p.layout is not Layout.NHWC:
             raise ValueError(f"the device's reference works in nhwc, not {p.layout}")
@@ -300,7 +310,9 @@ class CudaBackend(Backend):
             p.padding[2],
             *p.dilation,
         )
-        self._run("reference", p.dtype, p.out_dtype, count, activation, filter, value, magnitude, *map(_s64, sizes))
+        operands = (activation, filter, *(0 if array is None else array for array in (scale, bias, residual)))
+        modes = (_s32(p.epilogue.scale == "channel"), _s32(ACTIVATIONS.index(p.epilogue.activation)))
+        self._run("reference", p.dtype, p.out_dtype, count, *operands, *modes, value, magnitude, *map(_s64, sizes))
         return value, magnitude
 
     def compare(self, problem: ConvProblem, output: Any, expected: Any) -> Comparison:
@@ -308,7 +320,7 @@ class CudaBackend(Backend):
         relative, slack, absolute = tolerances(p)
         count = p.N * p.P * p.Q * p.K
         found = self._zeros(2)
-        bounds = (_f64(relative), _f64(slack), _f64(absolute), _s32(p.dtype.is_integer and p.out_dtype is DType.F32))
+        bounds = (_f64(relative), _f64(slack), _f64(absolute))
         self._run("compare", p.dtype, p.out_dtype, count, output, *expected, _s64(count), *bounds, found[:1], found[1:])
         host = self._host(found)
         return Comparison(mismatches=int(host[0]), worst=float(host[1:].view("f8")[0]))
@@ -347,7 +359,7 @@ class CudaBackend(Backend):
 
     def bytes_of(self, name: str, array: Any, problem: ConvProblem) -> Any:
         cupy = self._cupy
-        shape, dtype = _expected_operand(name, problem)
+        shape, dtype = problem.operand(name)
         if not isinstance(array, cupy.ndarray):
             raise ValueError(f"{name} must be a CuPy array, not {type(array).__name__}")
         if array.device.id != self.index:
@@ -363,6 +375,18 @@ class CudaBackend(Backend):
     def new_output(self, problem: ConvProblem) -> Any:
         with self._current():
             return self._cupy.empty(problem.output_shape, _array_dtype(problem.out_dtype))
+
+    def constant(self, value: float) -> Any:
+        if self.is_capturing():
+            raise RuntimeError(
+                "a number cannot reach the device while its stream is being captured: give an array of it"
+            )
+        with self._current():
+            array = self._cupy.empty(1, self._cupy.float32)
+            array.set(_array_of(value))
+            # other streams may read it next
+            self.synchronize()
+        return array
 
     def _zeros(self, words: int) -> Any:
         buffer = self.allocate(8 * words)
@@ -395,7 +419,8 @@ class CudaBackend(Backend):
             raise DeviceFault(_line(error)) from error
 
 
-_ACCUMULATED = {DType.F16: DType.F16, DType.BF16: DType.BF16, DType.S8: DType.S32}
+# an output dtype that the harness's kernels know for each dtype that is drawn
+_RANDOMIZED = {d: DType.S32 if d is DType.S8 else d for d in (DType.F16, DType.BF16, DType.F32, DType.S8, DType.S32)}
 
 
 def _line(error: Exception) -> str:
@@ -410,12 +435,6 @@ def _wrapped_stream(core: Any, handle: int) -> Any:
     return core.PER_THREAD_DEFAULT_STREAM if handle == 2 else core.Stream.from_handle(handle)
 
 
-def _expected_operand(name: str, problem: ConvProblem) -> tuple[tuple[int, ...], DType]:
-    if name == "activation":
-        return problem.activation_shape, problem.dtype
-    return (problem.filter_shape, problem.dtype) if name == "filter" else (problem.output_shape, problem.out_dtype)
-
-
 def _array_dtype(dtype: DType) -> Any:
     import numpy
 
@@ -425,6 +444,12 @@ def _array_dtype(dtype: DType) -> Any:
 
         return numpy.dtype(ml_dtypes.bfloat16)
     return numpy.dtype(names[dtype])
+
+
+def _array_of(value: float) -> Any:
+    import numpy
+
+    return numpy.array([value], numpy.float32)
 
 
 def _scalar(kind: str) -> Any:

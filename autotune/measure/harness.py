@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from autotune.backends.backend import Backend, CompiledKernel, ConstraintsError, Kernel, Operands
 from autotune.families.family import Launch
 from autotune.measure.failures import WrongOutput
+from autotune.measure.operands import spread
 from autotune.measure.timing import (
     FINAL_SAMPLES,
     SAMPLE_LENGTHS,
@@ -64,10 +66,10 @@ class Measured:
 class Harness:
     """Inputs, reference and rotating operand sets of one layer on one device.
 
-    Activation (deviation 1) and filter (deviation ``(C / groups * R * S) ** -0.5``, so that outputs have deviation 1)
-    are drawn from ``seed``, which differs from run to run; the reference is computed once. The sets hold the same
-    values at different addresses, so that one reference serves all, and are together larger than the last-level cache,
-    so that a launch finds none of its operands there. Guard bands surround every buffer.
+    Inputs (activation, filter and what the epilogue reads) are drawn from ``seed``, which differs from run to run; the
+    reference is computed once. The sets hold the same values at different addresses, so that one reference serves all,
+    and are together larger than the last-level cache, so that a launch finds none of its operands there. Guard bands
+    surround every buffer.
     """
 
     def __init__(self, backend: Backend, problem: ConvProblem, seed: int) -> None:
@@ -76,15 +78,15 @@ class Harness:
         self._length = SAMPLE_LENGTHS[backend.spec.kind]
         self._poison = INTEGER_POISON if problem.out_dtype.is_integer else FLOAT_POISON
         # never handed to a kernel: what the inputs must still be after a launch
-        self._activation = backend.allocate(problem.activation_bytes)
-        self._filter = backend.allocate(problem.filter_bytes)
-        deviation = (problem.C // problem.groups * problem.R * problem.S) ** -0.5
-        backend.randomize(self._activation, problem.dtype, seed, 1.0)
-        backend.randomize(self._filter, problem.dtype, seed + 1, deviation)
-        self._expected = backend.reference(problem, self._activation, self._filter)
+        self._pristine: dict[str, Any] = {}
+        for index, (name, drawn) in enumerate(spread(problem).items()):
+            shape, dtype = problem.operand(name)
+            buffer = self._pristine[name] = backend.allocate(math.prod(shape) * dtype.bytes)
+            backend.randomize(buffer, dtype, seed + index, drawn.deviation, drawn.mean)
+        self._expected = backend.reference(problem, **self._pristine)
         self._sets = [self._new_set() for _ in range(set_count(problem, backend.spec.l2_bytes))]
         # on cuda the first comparison compiles kernels: here, not in a candidate's time
-        assert backend.is_same(self._sets[0][0].body, self._activation)
+        assert backend.is_same(self._sets[0]["activation"].body, self._pristine["activation"])
         backend.synchronize()
 
     @property
@@ -119,14 +121,9 @@ class Harness:
         return self._on_sets(kernel, None)
 
     def _on_sets(self, kernel: Kernel, workspace: Guarded | None) -> Loaded:
+        shared = workspace.body if workspace else None
         operands = tuple(
-            Operands(
-                activation=activation.body,
-                filter=filter.body,
-                output=output.body,
-                workspace=workspace.body if workspace else None,
-            )
-            for activation, filter, output in self._sets
+            Operands(**{name: buffer.body for name, buffer in one.items()}, workspace=shared) for one in self._sets
         )
         return Loaded(kernel=kernel, operands=operands, workspace=workspace)
 
@@ -196,26 +193,24 @@ class Harness:
         return Measured(measurement=measurement, clock_mhz=clock, temperature_c=temperature)
 
     def _check(self, loaded: Loaded, index: int) -> None:
-        activation, filter, output = self._sets[index]
-        guarded = [activation, filter, output, *([loaded.workspace] if loaded.workspace else [])]
-        for buffer in guarded:
+        one = self._sets[index]
+        for buffer in (*one.values(), *([loaded.workspace] if loaded.workspace else [])):
             for side, guard in (("before", buffer.before), ("after", buffer.after)):
                 if not self._backend.is_filled(guard, GUARD_BYTE):
                     raise WrongOutput(f"wrote {side} the {buffer.name}", damaged=True)
-        for buffer, pristine in ((activation, self._activation), (filter, self._filter)):
-            if not self._backend.is_same(buffer.body, pristine):
-                raise WrongOutput(f"wrote into the {buffer.name}", damaged=True)
-        found = self._backend.compare(self._problem, output.body, self._expected)
+        for name, pristine in self._pristine.items():
+            if not self._backend.is_same(one[name].body, pristine):
+                raise WrongOutput(f"wrote into the {name}", damaged=True)
+        found = self._backend.compare(self._problem, one["output"].body, self._expected)
         if found.mismatches:
             elements = self._problem.output_bytes // self._problem.out_dtype.bytes
             raise WrongOutput(f"{found.mismatches} of {elements} elements are wrong, the worst by {found.worst:.3g}")
 
-    def _new_set(self) -> tuple[Guarded, Guarded, Guarded]:
-        activation = self._guarded("activation", self._problem.activation_bytes)
-        filter = self._guarded("filter", self._problem.filter_bytes)
-        self._backend.copy(activation.body, self._activation)
-        self._backend.copy(filter.body, self._filter)
-        return activation, filter, self._guarded("output", self._problem.output_bytes)
+    def _new_set(self) -> dict[str, Guarded]:
+        one = {name: self._guarded(name, buffer.nbytes) for name, buffer in self._pristine.items()}
+        for name, buffer in self._pristine.items():
+            self._backend.copy(one[name].body, buffer)
+        return one | {"output": self._guarded("output", self._problem.output_bytes)}
 
     def _guarded(self, name: str, nbytes: int) -> Guarded:
         whole = self._backend.allocate(GUARD_BYTES + nbytes + GUARD_BYTES)
@@ -227,6 +222,6 @@ class Harness:
 
 def set_count(problem: ConvProblem, l2_bytes: int) -> int:
     """Operand sets that together exceed three times the last-level cache: at least 2, at most 256 or 1 GiB."""
-    one = problem.activation_bytes + problem.filter_bytes + problem.output_bytes
+    one = problem.min_bytes
     wanted = CACHE_MULTIPLE * l2_bytes // one + 1
     return max(2, min(wanted, MAX_SETS, MAX_SET_BYTES // one))
