@@ -193,7 +193,9 @@ class Dispatcher:
         if not families:
             raise Unsupported(why_unsupported(served, self._spec, self._families))
         seen: set[Config] = set()
+        reason = "no tuned layer is near"
         for config, match, why, record in self._known(problem):
+            reason = "no config of a tuned layer nearby can run here"
             if config not in seen and self._legal(config, served):
                 seen.add(config)
                 yield self._choice(problem, served, config, match, why, record)
@@ -201,9 +203,7 @@ class Dispatcher:
         for config in sorted(every, key=lambda c: self._family(c).predict_us(c, served, self._spec)):
             if config not in seen:
                 seen.add(config)
-                yield self._choice(
-                    problem, served, config, "default", f"no tuned layer is near: {config.family}'s default", None
-                )
+                yield self._choice(problem, served, config, "default", f"{reason}: {config.family}'s default", None)
 
     def _known(self, problem: ConvProblem) -> Iterator[tuple[Config, str, str, Record]]:
         """Configs of stored records that may serve the layer, best first."""

@@ -78,7 +78,9 @@ def test_illegal_or_unknown_neighbours_are_passed_over(store: Store) -> None:
     broken = replace(configs_of(near)[0], knobs=(("pixels", 999), *configs_of(near)[0].knobs[1:]))
     store.replace(record_of(near, broken))
     store.replace(record_of(replace(LAYER, N=3), Config.of("a_family_of_the_past", {"x": 1})))
-    assert chosen(store, LAYER).match == "default"
+    choice = chosen(store, LAYER)
+    assert choice.match == "default"
+    assert choice.why == "no config of a tuned layer nearby can run here: direct_cpu's default"
 
 
 def test_a_layer_of_another_epilogue_layout_or_dtype_is_no_neighbour(store: Store) -> None:
@@ -91,7 +93,8 @@ def test_beyond_the_distance_a_neighbour_says_nothing(store: Store) -> None:
     factor = int(np.exp(MAX_DISTANCE)) + 2
     far = ConvProblem(N=2, C=16, H=12, W=20 * factor, K=32, R=3, S=3, padding=1, dtype="f32")
     store.replace(record_of(far, configs_of(far)[3]))
-    assert chosen(store, LAYER).match == "default"
+    choice = chosen(store, LAYER)
+    assert (choice.match, choice.why) == ("default", "no tuned layer is near: direct_cpu's default")
 
 
 def test_default_is_the_best_prediction_and_warned_of_once(store: Store) -> None:
