@@ -8,9 +8,11 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,8 @@ _KERNEL_FLAGS = (
     *("-std=c++17", "-O1", "-g1", "-fPIC", "-fno-exceptions", "-fno-optimize-sibling-calls", "-w"),
     *("-fsanitize=thread", "-fsanitize=bounds,shift,signed-integer-overflow", "-fsanitize-undefined-trap-on-error"),
 )
-_MACHINE_FLAGS = ("-std=c++17", "-O3", "-march=native", "-rdynamic")
+_MACHINE_FLAGS = ("-std=c++17", "-O3", "-march=native")
+_LOCK = threading.Lock()
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -55,12 +58,19 @@ class Case:
 
 
 class HostMachine:
-    """Compiles and runs kernels. directory: for everything built. kernels: the folder of sources, the project's unless
-    given. RuntimeError when there is no C++ compiler or it refuses the machine or a kernel."""
+    """Compiles and runs kernels. directory: for what is built. kernels: the folder of sources, by default the
+    project's. RuntimeError when there is no C++ compiler or it refuses the machine or a kernel."""
 
     def __init__(self, directory: Path, kernels: Path | None = None) -> None:
         self._directory = directory
-        self._kernels = kernels or folder("kernels")
+        # the kernels with ptx.cuh replaced, in one folder, since an include is looked up beside its includer first
+        self._sources = directory / "kernels"
+        self._sources.mkdir()
+        kernels = kernels or folder("kernels")
+        for path in (*kernels.glob("*.cuh"), *kernels.glob("include/*.cuh"), *SHIM.glob("*.cuh")):
+            link = self._sources / path.name
+            link.unlink(missing_ok=True)
+            link.symlink_to(path.resolve())
 
     def check(self, case: Case, seed: int) -> None:
         """Run the case on random operands and compare with the reference; HostFault when anything is wrong."""
@@ -108,11 +118,11 @@ class HostMachine:
             for name, (use, content) in buffers.items():
                 (scratch / name).write_bytes(content)
                 texts.append(f"{name}:{use}:{len(content)}:{scratch / name}")
-            alignment, dynamic = self._dynamic(source)
+            alignment, dynamic = _dynamic(source)
             launches = 2 if launch.workspace_bytes else 1
             numbers = (launch.grid, launch.block, launch.smem_bytes, alignment, spec.sm * 10, seed, launches, timeout_s)
             parameters = map(_parameter, launch.arguments)
-            command = [self._driver, kernel, dynamic, *numbers, *texts, "--", *parameters]
+            command = [_driver(), kernel, dynamic, *numbers, *texts, "--", *parameters]
             done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
             last = done.stdout.rpartition("\n")[0].rpartition("\n")[2]
             if last != "ok":
@@ -120,44 +130,8 @@ class HostMachine:
                 raise HostFault(_with_lines(kernel, reason))
             return (scratch / "output").read_bytes()
 
-    @cached_property
-    def _compiler(self) -> tuple[str, ...]:
-        named = os.environ.get("CXX")
-        if named:
-            return tuple(shlex.split(named))
-        found = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
-        if found is None:
-            raise RuntimeError("no C++ compiler: install g++ or clang (apt-get install g++, dnf install gcc-c++)")
-        return (found,)
-
-    @cached_property
-    def _driver(self) -> Path:
-        """The program that runs a kernel's library."""
-        driver = self._directory / "driver"
-        sources = sorted(map(str, SHIM.glob("*.cpp")))
-        _build([*self._compiler, *_MACHINE_FLAGS, *sources, "-o", str(driver), "-ldl"])
-        return driver
-
-    @cached_property
-    def _sources(self) -> Path:
-        """The kernels with ptx.cuh replaced. A folder, since an include is looked up beside its includer first."""
-        staged = self._directory / "kernels"
-        staged.mkdir()
-        for path in (*self._kernels.glob("*.cuh"), *self._kernels.glob("include/*.cuh"), *SHIM.glob("*.cuh")):
-            link = staged / path.name
-            link.unlink(missing_ok=True)
-            link.symlink_to(path.resolve())
-        return staged
-
-    def _dynamic(self, source: Source) -> tuple[int, str]:
-        """Alignment and name of the kernel's dynamic shared memory, as its text declares it."""
-        found = _DYNAMIC.search(source.text)
-        if found is None:
-            raise RuntimeError(f"{source.stem} declares no `extern __shared__ __align__(...) char name[]`")
-        return int(found[1]), found[2]
-
     def _compile(self, scratch: Path, source: Source, spec: DeviceSpec) -> Path:
-        _, dynamic = self._dynamic(source)
+        _, dynamic = _dynamic(source)
         text = scratch / f"{source.stem}.cpp"
         text.write_text(
             f"{source.text}\n"
@@ -167,9 +141,9 @@ class HostMachine:
         )
         unlinked, kernel = scratch / "kernel.o", scratch / "kernel.so"
         include = ("-include", str(SHIM / "cuda.hpp"), f"-I{self._sources}", f"-D__CUDA_ARCH__={spec.sm * 10}")
-        _build([*self._compiler, *_KERNEL_FLAGS, *include, "-c", str(text), "-o", str(unlinked)])
+        _build([*_compiler(), *_KERNEL_FLAGS, *include, "-c", str(text), "-o", str(unlinked)])
         # without the sanitizer's library: the machine takes its place
-        _build([*self._compiler, "-shared", str(unlinked), "-o", str(kernel)])
+        _build([*_compiler(), "-shared", str(unlinked), "-o", str(kernel)])
         return kernel
 
 
@@ -186,6 +160,14 @@ def operands(problem: ConvProblem, seed: int) -> tuple[Array, Array]:
     return array(problem.activation_shape, 1.0), array(problem.filter_shape, taps**-0.5)
 
 
+def _dynamic(source: Source) -> tuple[int, str]:
+    """Alignment and name of the kernel's dynamic shared memory, as its text declares it."""
+    found = _DYNAMIC.search(source.text)
+    if found is None:
+        raise RuntimeError(f"{source.stem} declares no `extern __shared__ __align__(...) char name[]`")
+    return int(found[1]), found[2]
+
+
 def _parameter(argument: str | TensorMap) -> str:
     """A kernel's parameter as the driver takes it."""
     if isinstance(argument, str):
@@ -194,6 +176,39 @@ def _parameter(argument: str | TensorMap) -> str:
     steps = m.steps or (1,) * len(m.extents)
     lists = ((m.element_bytes,), m.extents, m.strides, m.box, (m.swizzle,), sum(m.corners or (), ()), steps)
     return f"{m.operand}=" + ";".join(",".join(map(str, numbers)) for numbers in lists)
+
+
+@cache
+def _compiler() -> tuple[str, ...]:
+    named = os.environ.get("CXX")
+    if named:
+        return tuple(shlex.split(named))
+    found = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    if found is None:
+        raise RuntimeError("no C++ compiler: install g++ or clang (apt-get install g++, dnf install gcc-c++)")
+    return (found,)
+
+
+def _driver() -> Path:
+    """The program that runs a kernel's library, built once a process."""
+    with _LOCK:
+        return _built_driver()[1]
+
+
+@cache
+def _built_driver() -> tuple[tempfile.TemporaryDirectory[str], Path]:
+    # the directory lives as long as this process
+    directory = tempfile.TemporaryDirectory(prefix="conv-autotune-host-")
+    parts = [(source, Path(directory.name) / f"{source.stem}.o") for source in sorted(SHIM.glob("*.cpp"))]
+
+    def compile_part(part: tuple[Path, Path]) -> None:
+        _build([*_compiler(), *_MACHINE_FLAGS, "-c", str(part[0]), "-o", str(part[1])])
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_part, parts))
+    driver = Path(directory.name) / "driver"
+    _build([*_compiler(), "-rdynamic", *(str(part) for _, part in parts), "-o", str(driver), "-ldl"])
+    return directory, driver
 
 
 def _build(command: list[str]) -> None:
@@ -209,11 +224,12 @@ def _with_lines(kernel: Path, text: str) -> str:
     def line(found: re.Match[str]) -> str:
         command = ["addr2line", "-i", "-e", str(kernel), found[1]]
         try:
-            chain = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
+            chain = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         # a compiler may come without it
         except (OSError, subprocess.CalledProcessError):
             return f"offset {found[1]}"
-        files = [Path(entry.partition(" ")[0]).name for entry in chain if entry]
-        return next((f for f in files if f.partition(":")[0] not in wrappers), files[0])
+        lines = [Path(entry.partition(" ")[0]).name for entry in chain]
+        own = [entry for entry in lines if entry.partition(":")[0] not in wrappers]
+        return next((entry for entry in own if ".cuh:" in entry), (own or lines)[0])
 
     return re.sub(r"\{(0x[0-9a-f]+)\}", line, text)

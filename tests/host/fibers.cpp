@@ -56,6 +56,7 @@ Barrier block_barrier;
 std::map<int, Barrier> named_barriers;
 std::map<std::pair<int, uint32_t>, Barrier> warp_barriers;
 int finished;
+unsigned patience;  // of the engines: switches between threads, on average, from one of their acts to the next
 void* outside;  // the context that runs blocks
 void (*entry)();
 
@@ -152,7 +153,7 @@ void clear_runnable(int thread) {
 
 // Copies come to pass at times that are not the kernel's to know.
 void let_engines_work() {
-  while (tensor_pending() && (ready.empty() || draw(8) == 0)) tensor_step();
+  while (tensor_pending() && (ready.empty() || draw(patience) == 0)) tensor_step();
 }
 
 // The next lane of the present warp, or of a random one when it has none or its turn is over.
@@ -245,6 +246,8 @@ void run_block(unsigned block, void (*kernel)()) {
   mutable_grid_extent = {launch.grid, 1, 1};
   entry = kernel;
   finished = 0;
+  // from hasty to as late as can be, so that copies overtake each other and the threads
+  patience = 4u << 8 * draw(4);
   ready.clear();
   warps.assign(threads / lanes, Warp{});
   block_barrier.arrived.clear();

@@ -82,6 +82,28 @@ inline u16 to_bf16(f32 x) { return host::to_bf16(x); }
 inline f32 from_f16(u16 bits) { return host::from_f16(bits); }
 inline f32 from_bf16(u16 bits) { return __uint_as_float(u32(bits) << 16); }
 
+inline f32 multiply_add(f32 x, f32 y, f32 z) { return __builtin_fmaf(x, y, z); }
+inline f32 maximum(f32 x, f32 y) { return x != x || x > y ? x : y; }
+
+template <bool relu>
+inline u32 to_f16x2(f32 low, f32 high) {
+  return to_f16(relu ? maximum(low, 0) : low) | u32(to_f16(relu ? maximum(high, 0) : high)) << 16;
+}
+template <bool relu>
+inline u32 to_bf16x2(f32 low, f32 high) {
+  return to_bf16(relu ? maximum(low, 0) : low) | u32(to_bf16(relu ? maximum(high, 0) : high)) << 16;
+}
+
+inline s32 to_s32(f32 x) {
+  if (x != x) return 0;
+  return x >= 0x1p31f ? 0x7fffffff : x <= -0x1p31f ? -0x7fffffff - 1 : s32(__builtin_rintf(x));
+}
+
+inline u32 pack_s8(s32 low, s32 high, u32 above) {
+  const auto saturated = [](s32 x) { return u32(x < -128 ? -128 : x > 127 ? 127 : x) & 0xff; };
+  return above << 16 | saturated(high) << 8 | saturated(low);
+}
+
 template <class T>
 inline void load_l2(T (&d)[4], const T* source) {
   host::load_l2(d, source, 16);

@@ -161,7 +161,8 @@ void tensor_start() { pending.clear(); }
 bool tensor_pending() { return !pending.empty(); }
 
 void tensor_step() {
-  const size_t chosen = draw(unsigned(pending.size()));
+  // in any order, and often the latest first
+  const size_t chosen = draw(2) ? pending.size() - 1 : draw(unsigned(pending.size()));
   const Copy copy = std::move(pending[chosen]);
   pending.erase(pending.begin() + ptrdiff_t(chosen));
   finish(copy);

@@ -1,0 +1,90 @@
+"""Deliberate faults of kernels, and the fixed suite of cases on the host that has to find them."""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from conftest import EDGE_PROBLEMS
+from gpu_models import GPU_MODELS
+from host_execution import Case
+
+from autotune.families import Family
+from autotune.problem import ConvProblem
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One change of the file of a family's kernel: ``old``, which occurs there once, becomes ``new``."""
+
+    name: str
+    family: str
+    old: str
+    new: str
+
+    def apply(self, kernels: Path) -> None:
+        """Change the copy of the sources in this folder; ValueError when ``old`` does not occur exactly once."""
+        path = kernels / f"{self.family}.cuh"
+        text = path.read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.name}: {self.old!r} occurs {text.count(self.old)} times in {path.name}")
+        path.write_text(text.replace(self.old, self.new))
+
+
+def suite(family: Family) -> list[Case]:
+    """Cases that together have every value of every knob that the layers allow, and some more configs of each layer."""
+    rng = random.Random(family.name)
+    layers = [EDGE_PROBLEMS(dtype)[name] for dtype in ("f16", "s8") for name in _LAYERS] + list(_LARGE)
+    covered: set[tuple[str, int]] = set()
+    found: list[Case] = []
+    # few multiprocessors: blocks walk over many tiles; one of them also has all filters
+    for layer, sm_count in [(layer, 3) for layer in layers] + [(layer, 1) for layer in _LARGE]:
+        models = [spec for spec in GPU_MODELS.values() if family.unsupported(layer, spec) is None]
+        if not models:
+            continue
+        spec = replace(rng.choice(models), sm_count=sm_count)
+        configs = list(family.configs(layer, spec))
+        rng.shuffle(configs)
+        chosen = configs[: 3 if layer in _LARGE else 1]
+        covered |= {knob for config in chosen for knob in config.knobs}
+        for config in configs:
+            if not covered.issuperset(config.knobs):
+                chosen.append(config)
+                covered |= set(config.knobs)
+        found += [Case(family, config, layer, spec) for config in chosen]
+    return found
+
+
+_LAYERS = (
+    *(
+        "plain-3x3",
+        "stride-and-dilation",
+        "asymmetric-padding",
+        "unequal-strides",
+        "even-2x2",
+        "grouped",
+        "grouped-odd",
+    ),
+    *("c21-k13", "pointwise", "stem-7x7-c3", "deep", "row-1x7"),
+)
+_LARGE = (
+    ConvProblem(N=2, C=40, H=24, W=26, K=72, R=3, S=3, padding=1),
+    ConvProblem(N=1, C=48, H=32, W=21, K=20, R=3, S=3, padding=(2, 1), stride=(2, 1)),
+    ConvProblem(N=1, C=24, H=40, W=30, K=13, R=3, S=2, padding=(0, 2, 3, 1), dilation=(2, 1)),
+    ConvProblem(N=1, C=64, H=22, W=18, K=24, R=3, S=3, padding=1, stride=2, dtype="s8"),
+    ConvProblem(N=1, C=32, H=17, W=40, K=64, R=2, S=3, padding=1),
+    ConvProblem(N=2, C=64, H=30, W=33, K=16, R=3, S=1, padding=(1, 0), dtype="s8"),
+    ConvProblem(N=1, C=6, H=40, W=9, K=12, R=17, S=2, padding=(9, 1)),
+    ConvProblem(N=3, C=96, H=18, W=17, K=264, R=1, S=1, dtype="s8"),
+    ConvProblem(N=1, C=256, H=9, W=8, K=128, R=3, S=3, padding=1),
+)
+
+
+def mutations() -> list[Mutation]:
+    """Those of every family, from the files in tests/mutations."""
+    files = sorted((Path(__file__).parent / "mutations").glob("*.toml"))
+    return [
+        Mutation(family=path.stem, **entry) for path in files for entry in tomllib.loads(path.read_text())["mutation"]
+    ]
