@@ -11,7 +11,7 @@ import pytest
 from autotune.device import Device, DeviceSpec
 from autotune.families import Family, Knob, Launch, Source
 from autotune.problem import ConvProblem, DType
-from autotune.search import loop
+from autotune.search import loop, renewal
 from autotune.trial import Config, Measurement, Provenance, Status, Trial
 
 SPEC = DeviceSpec(
@@ -82,8 +82,9 @@ class Replay:
         self.retimed: list[list[Config]] = []
         self.started = 0
         self.left = 0
-        monkeypatch.setattr(loop, "find", lambda _: Device(id="cpu", spec=SPEC))
-        monkeypatch.setattr(loop, "Workbench", self._open)
+        for module in (loop, renewal):
+            monkeypatch.setattr(module, "find", lambda _: Device(id="cpu", spec=SPEC))
+            monkeypatch.setattr(module, "Workbench", self._open)
 
     def _open(self, _device: Device, problem: ConvProblem, *_: object) -> Bench:
         return Bench(self, problem)

@@ -70,7 +70,8 @@ def commands() -> dict[str, Any]:
 
 
 def test_the_verbs_are_those_of_the_contract() -> None:
-    assert set(commands()) == {"devices", "tune", "query", "trials", "export", "import", "db check"}
+    database = {"db check", "db stale", "db upgrade"}
+    assert set(commands()) == {"devices", "tune", "query", "trials", "export", "import", *database}
 
 
 @pytest.mark.parametrize("verb", ["", "db", *commands()])

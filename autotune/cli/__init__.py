@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import typer
 
-from autotune.cli import admin, query, tables, tune
+from autotune.cli import admin, query, stale, tables, tune
 from autotune.cli.options import takes_layer
 from autotune.cli.output import Failure, notice, one_line
 
@@ -18,13 +18,15 @@ _PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": 
 
 app = typer.Typer(**_PLAIN, help="Find, check and remember the fastest kernel for each convolution layer.")
 app.command("devices")(admin.devices)
-app.command("tune")(takes_layer(tune.tune))
+app.command("tune")(takes_layer(tune.tune, unless="stale"))
 app.command("query")(takes_layer(query.query))
 app.command("trials")(takes_layer(tables.trials))
 app.command("export")(tables.export)
 app.command("import")(tables.import_)
 _db = typer.Typer(**_PLAIN, help="Look after the tuning database.")
 _db.command("check")(admin.check)
+_db.command("stale")(stale.stale)
+_db.command("upgrade")(admin.upgrade)
 app.add_typer(_db, name="db")
 
 # typer gives this class no public name but as the parent of BadParameter

@@ -1,4 +1,4 @@
-"""The verbs about the machine and the database: ``devices`` and ``db check``."""
+"""The verbs about the machine and the database: ``devices``, ``db check`` and ``db upgrade``."""
 
 from __future__ import annotations
 
@@ -35,6 +35,24 @@ def check(db: Database = None, as_json: AsJson = False) -> None:
             print("\n".join(defects) or f"{store.url}: sound")
     if defects:
         raise typer.Exit(1)
+
+
+def upgrade(db: Database = None, as_json: AsJson = False) -> None:
+    """Bring a database to this version's schema.
+
+    As every verb does that opens it. What it was is kept: a file's copy lies beside it, a server has it in another
+    schema.
+    """
+    from autotune.store import SCHEMA_VERSION, Store
+
+    with Store(db) as store:
+        before, url = store.upgraded_from, store.url
+    if as_json:
+        print_json({"db": url, "schema": SCHEMA_VERSION, "upgraded_from": before})
+    elif before is None:
+        print(f"{url}: schema {SCHEMA_VERSION}, nothing to do")
+    else:
+        print(f"{url}: upgraded from schema {before} to {SCHEMA_VERSION}")
 
 
 def _device_row(device: Device) -> tuple[str, str, str]:

@@ -109,8 +109,11 @@ _N = r"-?\d{1,18}"
 _PAIR = f"{_N}(x{_N})?"
 
 
-def takes_layer(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb LAYER-OPTIONS in place of its parameter ``problem``."""
+def takes_layer(verb: Callable[..., None], unless: str | None = None) -> Callable[..., None]:
+    """Give a verb LAYER-OPTIONS in place of its parameter ``problem``.
+
+    unless: the verb's flag with which no layer need be stated; ``problem`` is None where none is.
+    """
     options = inspect.signature(stated_layer, eval_str=True).parameters
     own = [p for p in inspect.signature(verb, eval_str=True).parameters.values() if p.name != "problem"]
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*options.values(), *own)]
@@ -118,7 +121,8 @@ def takes_layer(verb: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(verb)
     def run(**values: Any) -> None:
         stated = {name: values.pop(name) for name in options}
-        verb(problem=stated_layer(**stated), **values)
+        none = unless is not None and values[unless] and not any(stated.values())
+        verb(problem=None if none else stated_layer(**stated), **values)
 
     # typer reads both
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ import typer
 from autotune.cli.options import AsJson, Database, DeviceText, usable_device
 from autotune.cli.output import Failure, notice, print_facts, print_json, print_table
 from autotune.cli.query import choice_object, share_of_roofline
+from autotune.cli.stale import renew_stale
 from autotune.cli.tables import fastest_first, trial_object
 from autotune.problem import ConvProblem
 from autotune.trial import Record, Status, Trial
@@ -23,7 +24,7 @@ _RUNNERS_UP = 5
 
 
 def tune(
-    problem: ConvProblem,
+    problem: ConvProblem | None,
     device: DeviceText = "auto",
     trials: Annotated[
         int,
@@ -34,6 +35,14 @@ def tune(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, metavar="I", help="Seed of the search.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Measure anew and replace the record.")] = False,
+    stale: Annotated[
+        bool,
+        typer.Option(
+            "--stale",
+            help="Verify and time again the best few of the layer if its kernel source, compiler or driver changed;"
+            " without a layer, of every such layer. No new config is tried.",
+        ),
+    ] = False,
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
@@ -44,14 +53,20 @@ def tune(
     """
     if seconds is not None and not 0 < seconds < float("inf"):
         raise typer.BadParameter(f"{seconds:g} is no time to spend", param_hint="'--seconds'")
-    if problem.N == 0:
+    if problem is not None and problem.N == 0:
         raise Failure("nothing to measure: the batch is empty")
+    if stale and force:
+        raise typer.BadParameter("it measures everything anew, --stale only what changed", param_hint="'--force'")
     from autotune.search import tune as search
     from autotune.store import Store
 
     chosen = usable_device(device)
     assert chosen.spec is not None
     with Store(db) as store:
+        if stale:
+            renew_stale(store, chosen, problem, as_json)
+            return
+        assert problem is not None
         try:
             with _progress(trials) as progress:
                 result = search(
@@ -71,7 +86,7 @@ def tune(
         best = result.best
         value = choice_object(problem, best.device, "exact", best.config, best, _outcome(result))
         every = [trial_object(trial) for trial in fastest_first(result.trials)]
-        print_json(value | {"measured": result.measured, "trials": every})
+        print_json(value | {"measured": result.measured, "renewed": result.renewed or None, "trials": every})
     else:
         _print(result, store.url)
 
@@ -85,6 +100,8 @@ def _print(result: Result, database: str) -> None:
     statuses = Counter(trial.status for trial in result.trials)
     counts = ", ".join(f"{statuses[status]} {status}" for status in Status if statuses[status])
     now = f"{result.measured} measured now" if result.measured else "found in the database, nothing measured now"
+    if result.renewed:
+        now = f"found in the database, the best few timed again ({result.renewed})"
     print_facts(
         {
             "layer": str(best.problem),

@@ -2,7 +2,8 @@
 
 from autotune.families import Unsupported
 from autotune.search.loop import tune
+from autotune.search.renewal import renew
 from autotune.search.result import NoValidConfig, Progress, Result
 from autotune.search.space import Space
 
-__all__ = ["NoValidConfig", "Progress", "Result", "Space", "Unsupported", "tune"]
+__all__ = ["NoValidConfig", "Progress", "Result", "Space", "Unsupported", "renew", "tune"]

@@ -19,14 +19,20 @@ ATTEMPTS = 2
 
 
 def settle(
-    bench: Workbench, ledger: Ledger, eligible: Container[Config], predict_us: Callable[[Config], float]
+    bench: Workbench,
+    ledger: Ledger,
+    eligible: Container[Config],
+    predict_us: Callable[[Config], float],
+    within: float = WITHIN,
 ) -> Trial | None:
     """The winner among the ledger's trials of eligible configs, as it was measured last; None when none is correct.
+
+    within: how many times slower than the fastest a finalist may be.
 
     A finalist that fails now is recorded as failed, and those behind it move up. Where something disturbs the machine
     every time, so that even the winner is slower than it was in this run, the first times decide.
     """
-    while chosen := finalists([trial for trial in ledger.counted if trial.config in eligible]):
+    while chosen := finalists([trial for trial in ledger.counted if trial.config in eligible], within):
         measured = [trial for trial in chosen if trial in ledger.measured]
         if len(chosen) == len(measured) == 1:
             return chosen[0]
@@ -45,10 +51,10 @@ def settle(
     return None
 
 
-def finalists(trials: Sequence[Trial]) -> list[Trial]:
+def finalists(trials: Sequence[Trial], within: float = WITHIN) -> list[Trial]:
     """The fastest correct trials: at most 4, and within 5 % of the fastest."""
     correct = sorted((t for t in trials if t.measurement), key=lambda t: (_measurement(t).time_us, t.config.name))
-    return [t for t in correct[:MAX_FINALISTS] if _measurement(t).time_us <= WITHIN * _measurement(correct[0]).time_us]
+    return [t for t in correct[:MAX_FINALISTS] if _measurement(t).time_us <= within * _measurement(correct[0]).time_us]
 
 
 def winner(trials: Sequence[Trial], predict_us: Callable[[Config], float]) -> Trial:

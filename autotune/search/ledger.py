@@ -78,11 +78,14 @@ class Ledger:
         self._store.add_trial(trial)
         self._counted[trial.config.name] = trial
 
-    def close(self, winner: Trial, legal: Container[Config]) -> Result:
-        """Make the winner the record; in place of an imported one of a legal config not tried here only if faster."""
+    def close(self, winner: Trial, legal: Container[Config], outdated: bool = False) -> Result:
+        """Make the winner the record; in place of an imported one of a legal config not tried here only if faster.
+
+        outdated: the imported one's time is of another kernel, and does not count.
+        """
         present = self._store.best(self._problem, self._device)
         tried = present is None or present.config.name in self._counted or present.config not in legal
-        if self._force or tried:
+        if self._force or tried or outdated:
             self._store.replace(record_of(winner))
         else:
             self._store.offer(record_of(winner))

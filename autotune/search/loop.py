@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 from autotune.backends import find
 from autotune.device import Device, DeviceSpec
 from autotune.families import FAMILIES, Family
+from autotune.freshness import Freshness
 from autotune.measure import Limits, Workbench
 from autotune.problem import ConvProblem
 from autotune.search.finalists import settle
 from autotune.search.ledger import Ledger
 from autotune.search.priors import first_proposals
+from autotune.search.renewal import renew
 from autotune.search.result import Progress, Result
 from autotune.search.space import Space
 
@@ -39,7 +41,8 @@ def tune(
     """Find a layer's fastest config on a device and record it, with every trial.
 
     trials: how many distinct configs the layer shall have recorded on this device model, earlier runs and failures
-    included (all, if there are fewer); only what is missing is measured. seconds: start no trial later than that, but
+    included (all, if there are fewer); only what is missing is measured, and where nothing is missing but the record is
+    stale or not verified, its best few: see ``renew``. seconds: start no trial later than that, but
     at least one. seed: of the search; inputs are drawn anew in every run. force: measure ``trials`` configs anew, those
     recorded earlier first, and replace the record at the end. families: in place of the registered ones. progress:
     called after every trial. limits: when a child is killed.
@@ -61,7 +64,10 @@ def tune(
     ledger = Ledger(store, problem, target.spec, trials, force)
     total = len(ledger.counted) + min(ledger.left, len(space) - sum(t.config in space for t in ledger.counted))
     present = store.best(problem, target.spec)
+    distrusted = present and Freshness(registry).why_distrusted(present)
     if total == len(ledger.counted) and present is not None:
+        if distrusted:
+            return renew(present, distrusted, store=store, device=target, families=registry, limits=limits)
         return ledger.result(present)
     if total == len(ledger.counted) and ledger.best is None:
         raise ledger.nothing_valid()
@@ -95,4 +101,4 @@ def tune(
         winner = settle(bench, ledger, space, space.predict_us)
     if winner is None:
         raise ledger.nothing_valid()
-    return ledger.close(winner, legal=space)
+    return ledger.close(winner, legal=space, outdated=bool(distrusted))

@@ -28,9 +28,11 @@ class Progress:
 class Result:
     """best: the layer's record. trials: every recorded trial of the layer on this device, in the order first recorded.
 
-    measured: how many of them this run measured.
+    measured: how many of them this run measured. renewed: where none was missing but the record could not be trusted
+    any more, so that its best few were verified and timed again, the reason in one line.
     """
 
     best: Record
     trials: list[Trial]
     measured: int
+    renewed: str = ""

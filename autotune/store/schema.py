@@ -34,12 +34,15 @@ def version(connection: Connection) -> str | None:
     return found
 
 
-def prepare(engine: Engine, location: Location) -> None:
-    """Make sure that a database has this version's tables: create, upgrade, or StoreError with the reason."""
+def prepare(engine: Engine, location: Location) -> str | None:
+    """Make sure that a database has this version's tables: create, upgrade, or StoreError with the reason.
+
+    Returns the version of the tables that were upgraded, None where none were.
+    """
     with engine.connect() as connection:
         found = version(connection)
     if found == SCHEMA_VERSION:
-        return
+        return None
     if found is None and location.path:
         raise StoreError("not a tuning database: it has no tables")
     if found and found not in _revisions():
@@ -52,13 +55,14 @@ def prepare(engine: Engine, location: Location) -> None:
         )
     if location.path is None:
         _upgrade(engine, None)
-        return
+        return found
     # tables are altered by building them anew, so keys are checked at the end rather than on the way
     upgrader = open_sqlite(location.path, foreign_keys=False)
     try:
         _upgrade(upgrader, location.path)
     finally:
         upgrader.dispose()
+    return found
 
 
 def _upgrade(engine: Engine, path: Path | None) -> None:

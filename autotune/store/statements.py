@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from autotune.device import DeviceSpec
@@ -87,6 +87,17 @@ def trial_names(connection: Connection, problem: ConvProblem, device_id: int) ->
     return set(connection.execute(query).scalars())
 
 
+def provenances(connection: Connection) -> list[tuple[Trial, int]]:
+    """One trial of each device, family, kernel digest, compiler and driver, and how many there are of it."""
+    specs = devices(connection)
+    same = (TrialRow.device_id, TrialRow.family, TrialRow.kernel_digest, TrialRow.compiler, TrialRow.driver)
+    groups = connection.execute(select(func.min(TrialRow.id), func.count()).group_by(*same))
+    counts = {int(first): int(count) for first, count in groups}
+    query = select(TrialRow, LayerRow.problem).join(LayerRow, LayerRow.id == TrialRow.layer_id)
+    found: Iterable[Row[Any]] = connection.execute(query.where(TrialRow.id.in_(counts)).order_by(TrialRow.id))
+    return [(_decoded("trial", _trial_of, row, specs), counts[row.id]) for row in found]
+
+
 def put_trials(connection: Connection, layer_id: int, device_id: int, found: Sequence[Trial]) -> None:
     """Insert trials or replace those of the same layer, device and config, which keep their places."""
     key = {"layer_id": layer_id, "device_id": device_id}
@@ -154,3 +165,7 @@ def _spec_of(row: Row[Any]) -> DeviceSpec:
 
 def _record_of(row: Row[Any], specs: Mapping[int, DeviceSpec]) -> Record:
     return rows.record_of(row, ConvProblem.parse(row.problem), specs[row.device_id])
+
+
+def _trial_of(row: Row[Any], specs: Mapping[int, DeviceSpec]) -> Trial:
+    return rows.trial_of(row, ConvProblem.parse(row.problem), specs[row.device_id])

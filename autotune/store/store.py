@@ -42,6 +42,8 @@ class Store:
     Several threads may share a store, and so may a forked child, which gets connections of its own. A device argument
     is a ``DeviceSpec``, a usable ``Device``, or a text: see ``lookup.device_key``, whose ValueError passes through.
 
+    upgraded_from: the schema version that the database had when it was opened, if that was an older one.
+
     Raises StoreError, in one line, when the database cannot be opened, read or written, here and in every method.
     """
 
@@ -53,7 +55,7 @@ class Store:
         with self._faults():
             self._engine, self._read_only = self._open()
             try:
-                schema.prepare(self._engine, self._location)
+                self.upgraded_from = schema.prepare(self._engine, self._location)
             except BaseException:
                 self._engine.dispose()
                 raise
@@ -97,6 +99,11 @@ class Store:
         with self._transaction() as connection:
             found = statements.find_device(connection, device)
             return statements.trial_names(connection, problem, found[0]) if found else set()
+
+    def provenances(self) -> list[tuple[Trial, int]]:
+        """One trial of each device, family, kernel digest, compiler and driver, and how many trials share them."""
+        with self._transaction() as connection:
+            return statements.provenances(connection)
 
     def best(self, problem: ConvProblem, device: AnyDevice) -> Record | None:
         """The record of a layer on a device, else the shipped one, else None."""
