@@ -21,6 +21,7 @@ import numpy as np
 from autotune import reference
 from autotune.device import DeviceSpec
 from autotune.families import Family, Launch, Source, TensorMap
+from autotune.measure.operands import spread
 from autotune.problem import ConvProblem, DType
 from autotune.resources import folder
 from autotune.trial import Config
@@ -74,18 +75,17 @@ class HostMachine:
 
     def check(self, case: Case, seed: int) -> None:
         """Run the case on random operands and compare with the reference; HostFault when anything is wrong."""
-        problem = case.problem
-        activation, filters = operands(problem, seed)
+        problem, drawn = case.problem, operands(case.problem, seed)
         content = self.run(
             case.family.source(case.config, problem, case.spec),
             case.family.launch(case.config, problem, case.spec),
             case.spec,
-            inputs={"activation": activation.tobytes(), "filter": filters.tobytes()},
+            inputs={name: array.tobytes() for name, array in drawn.items()},
             output_bytes=problem.output_bytes,
             seed=seed,
         )
         found = np.frombuffer(content, reference.STORAGE[problem.out_dtype]).reshape(problem.output_shape)
-        expected = reference.conv2d(problem, activation, filters)
+        expected = reference.conv2d(problem, **drawn)
         mismatches, worst = reference.compare(problem, found, expected)
         if mismatches:
             error = np.abs(reference.decode(problem.out_dtype, found) - expected.value)
@@ -147,17 +147,17 @@ class HostMachine:
         return kernel
 
 
-def operands(problem: ConvProblem, seed: int) -> tuple[Array, Array]:
-    """Random activation and filter, held as the reference takes them."""
+def operands(problem: ConvProblem, seed: int) -> dict[str, Array]:
+    """Random operands by name, drawn as measurement draws them and held as the reference takes them."""
     rng = np.random.default_rng(seed)
-
-    def array(shape: tuple[int, ...], deviation: float) -> Array:
-        if problem.dtype is DType.S8:
-            return rng.integers(-128, 128, shape, dtype=np.int8)
-        return reference.encode(problem.dtype, rng.standard_normal(shape, dtype=np.float32) * np.float32(deviation))
-
-    taps = problem.C // problem.groups * problem.R * problem.S
-    return array(problem.activation_shape, 1.0), array(problem.filter_shape, taps**-0.5)
+    drawn = {}
+    for name, (mean, deviation) in spread(problem).items():
+        shape, dtype = problem.operand(name)
+        if dtype is DType.S8:
+            drawn[name] = rng.integers(-128, 128, shape, dtype=np.int8)
+        else:
+            drawn[name] = reference.encode(dtype, rng.normal(mean, deviation, shape).astype(np.float32))
+    return drawn
 
 
 def _dynamic(source: Source) -> tuple[int, str]:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from autotune.device import DeviceSpec
 from autotune.families import FAMILIES, Family, Launch, Source
-from autotune.problem import INPUT_DTYPES, ConvProblem, DType, Epilogue
+from autotune.problem import ACTIVATIONS, INPUT_DTYPES, SCALES, ConvProblem, DType, Epilogue
 from autotune.trial import Config
 
 CUDA_FAMILIES = [family for family in FAMILIES if family.kind == "cuda"]
@@ -108,7 +108,16 @@ def problems(draw: st.DrawFn, dtype: DType) -> ConvProblem:
 
     groups = usually(1, st.sampled_from((1, 2, 3, 4, 8)))
     unit = draw(st.sampled_from((1, 2, 3, 8, 16, 16, 32, 64)))
-    out_dtypes = (DType.S32, DType.F32) if dtype is DType.S8 else (dtype, dtype, DType.F32)
+    epilogue = Epilogue()
+    if draw(st.booleans()):
+        outs = (DType.S8, DType.S32, DType.F32, DType.F16) if dtype is DType.S8 else (dtype, DType.F32)
+        epilogue = Epilogue(
+            bias=draw(st.booleans()),
+            residual=draw(st.booleans()),
+            activation=draw(st.sampled_from(ACTIVATIONS)),
+            scale=draw(st.sampled_from(SCALES)),
+            out_dtype=draw(st.sampled_from(outs)),
+        )
     shape = {
         "N": draw(st.integers(1, 3)),
         "C": groups * unit * draw(st.integers(1, max(1, 96 // (unit * groups)))),
@@ -122,7 +131,7 @@ def problems(draw: st.DrawFn, dtype: DType) -> ConvProblem:
         "padding": draw(st.integers(0, 3) | st.tuples(*[st.integers(0, 4)] * 4)),
         "groups": groups,
         "dtype": dtype,
-        "epilogue": Epilogue(out_dtype=draw(st.sampled_from(out_dtypes))),
+        "epilogue": epilogue,
     }
     return affordable(shape)
 

@@ -200,4 +200,10 @@ unsigned short to_bf16(float x) {
 
 float from_f16(unsigned short bits) { return f16_value(bits); }
 
+int to_s32(float x) {
+  if (std::isnan(x)) return 0;
+  const double nearest = std::nearbyint(double(x));
+  return nearest <= -2147483648.0 ? -2147483647 - 1 : nearest >= 2147483647.0 ? 2147483647 : int(nearest);
+}
+
 }  // namespace host

@@ -17,6 +17,7 @@ void store_streaming(void* target, const void* source, int bytes);
 u16 to_f16(f32 x);
 u16 to_bf16(f32 x);
 f32 from_f16(u16 bits);
+s32 to_s32(f32 x);
 
 void barrier_init(u32 address, u32 arrivals);
 void barrier_init_fence();
@@ -83,7 +84,8 @@ inline f32 from_f16(u16 bits) { return host::from_f16(bits); }
 inline f32 from_bf16(u16 bits) { return __uint_as_float(u32(bits) << 16); }
 
 inline f32 multiply_add(f32 x, f32 y, f32 z) { return __builtin_fmaf(x, y, z); }
-inline f32 maximum(f32 x, f32 y) { return x != x || x > y ? x : y; }
+
+inline f32 maximum(f32 x, f32 y) { return x != x || y != y ? __builtin_nanf("") : x < y ? y : x; }
 
 template <bool relu>
 inline u32 to_f16x2(f32 low, f32 high) {
@@ -94,14 +96,11 @@ inline u32 to_bf16x2(f32 low, f32 high) {
   return to_bf16(relu ? maximum(low, 0) : low) | u32(to_bf16(relu ? maximum(high, 0) : high)) << 16;
 }
 
-inline s32 to_s32(f32 x) {
-  if (x != x) return 0;
-  return x >= 0x1p31f ? 0x7fffffff : x <= -0x1p31f ? -0x7fffffff - 1 : s32(__builtin_rintf(x));
-}
+inline s32 to_s32(f32 x) { return host::to_s32(x); }
 
 inline u32 pack_s8(s32 low, s32 high, u32 above) {
-  const auto saturated = [](s32 x) { return u32(x < -128 ? -128 : x > 127 ? 127 : x) & 0xff; };
-  return above << 16 | saturated(high) << 8 | saturated(low);
+  const auto saturated = [](s32 x) { return u32(u8(x < -128 ? -128 : x > 127 ? 127 : x)); };
+  return saturated(low) | saturated(high) << 8 | above << 16;
 }
 
 template <class T>
