@@ -13,7 +13,7 @@
 // Config:  orient (0: the fast axis is W, 1: H), stack, cta_n, chunk_bytes (channels in one row of shared memory),
 //          consumers (warpgroups), stages, grouped (1: wgmmas of one shape in a row), turns (1: warpgroups issue in turn),
 //          reassign (1: the producer's registers go to the consumers).
-// Problem: the layer's extents, `Element` (f16, bf16, s8), `Output`, and `wide` (offsets beyond 31 bits).
+// Problem: the layer's extents, `Element` (f16, bf16, s8), what the family derives, and what epilogue.cuh reads.
 #pragma once
 #include "epilogue.cuh"
 
@@ -72,6 +72,8 @@ struct HaloWgmma {
 
   // Filters of a thread: `lane_filters` adjacent ones of each block of 4 * lane_filters.
   static constexpr int lane_filters = Problem::lane_filters, block_filters = 4 * lane_filters;
+  // What belongs to them: the same for all tiles of a block.
+  using Filters = typename Epilogue<Problem>::template Filters<lane_filters>[cta_n / block_filters];
 
   // Input row i of a tile meets the outputs first(i) ... last(i) of each group's stack.
   static constexpr int input_rows = (stack - 1) * stride_s + (taps_s - 1) * dilation_s + 1;
@@ -203,25 +205,29 @@ struct HaloWgmma {
     }
   }
 
-  __device__ static __forceinline__ void store(const Accumulator (&acc)[accumulators], Output* output, Tile tile, int n0) {
+  __device__ static __forceinline__ void store(const Accumulator (&acc)[accumulators], const Epilogue<Problem>& epilogue,
+                                               const Filters& filters, Output* output, Tile tile, int n0) {
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4, quad = lane % 4;
     const int f = tile.f + lane / 4;
     constexpr int bytes = lane_filters * int(sizeof(Output)), vector = vector_bytes(bytes);
     constexpr s64 pixel_f = across ? 1 : Problem::Q, pixel_s = across ? Problem::Q : 1;
-    Output* const image = output + s64(tile.n) * Problem::P * Problem::Q * Problem::K + n0 + quad * lane_filters;
+    const s64 image = s64(tile.n) * Problem::P * Problem::Q * Problem::K + n0 + quad * lane_filters;
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
       for (int o = 0; o < stack; ++o) {
         const int s = tile.s + (warp * 2 + half) * stack + o;
         if (f >= fast || s >= slow) continue;
-        Output* const pixel = image + (f * pixel_f + s * pixel_s) * Problem::K;
+        const s64 at = image + (f * pixel_f + s * pixel_s) * Problem::K;
+        Output* const pixel = output + at;
 #pragma unroll
         for (int n = 0; n < cta_n; n += block_filters) {
-          Output y[lane_filters];
+          Accumulator sums[lane_filters];
 #pragma unroll
-          for (int j = 0; j < lane_filters; ++j)
-            y[j] = converted<Output>(sum<0>(acc, o, (n / 8 + j / 2) * 4 + half * 2 + j % 2));
+          for (int j = 0; j < lane_filters; ++j) sums[j] = sum<0>(acc, o, (n / 8 + j / 2) * 4 + half * 2 + j % 2);
+          Output y[lane_filters];
+          epilogue.template finish<Problem::permuted>(y, sums, filters[n / block_filters], at + n,
+                                                      Problem::K - n0 - n - quad * lane_filters);
           if constexpr (Problem::permuted) {
             if (Problem::K % cta_n && n0 + n + quad * lane_filters >= Problem::K) continue;
 #pragma unroll
@@ -240,7 +246,7 @@ struct HaloWgmma {
   }
 
   __device__ static __forceinline__ void run(const ptx::TensorMap* activation, const ptx::TensorMap* filter, Output* output,
-                                             char* shared) {
+                                             const Epilogue<Problem>& epilogue, char* shared) {
     const u32 weights = ptx::shared_address(shared), ring = weights + (weight_bytes + 1023) / 1024 * 1024;
     const u32 full = weights + barrier_offset, empty = full + full_barriers * 8, loaded = empty + stages * 8, turn = loaded + 8;
     // the compiler must know that all threads of a warp agree
@@ -274,6 +280,10 @@ struct HaloWgmma {
     } else {
       if constexpr (Config::reassign) ptx::claim_registers<Problem::consumer_registers>();
       const int group = warp / 4;
+      Filters filters;
+#pragma unroll
+      for (int i = 0; i < cta_n / block_filters; ++i)
+        filters[i] = epilogue.template filters<lane_filters>(n0 + i * block_filters + lane % 4 * lane_filters, Problem::K);
       if (count > group) ptx::barrier_wait(loaded, 0);
       const u64 b = ptx::matrix_descriptor<row_bytes>(weights, 8 * row_bytes);
 #pragma unroll 1
@@ -292,7 +302,7 @@ struct HaloWgmma {
 #pragma unroll
         for (int j = 0; j < accumulators; ++j) ptx::pin(acc[j]);
         if (lane == 0) ptx::barrier_arrive(empty + stage * 8);
-        store(acc, output, Tile(begin + i * stride), n0);
+        store(acc, epilogue, filters, output, Tile(begin + i * stride), n0);
       }
     }
   }

@@ -5,7 +5,7 @@
 // 16-byte chunks so that ldmatrix has no bank conflicts. Padding and every ragged edge are zeros written on the way in.
 //
 // Config:  cta_m, cta_n, cta_k, warp_m, warp_n, stages, ahead, staging (0: through registers, 1: cp.async), split_k, raster_group.
-// Problem: the layer's extents, `Element` (f16, bf16, s8), `Output`, and `wide` (offsets beyond 31 bits).
+// Problem: the layer's extents, `Element` (f16, bf16, s8), `wide` (offsets beyond 31 bits), and what epilogue.cuh reads.
 #pragma once
 #include "epilogue.cuh"
 
@@ -272,25 +272,29 @@ struct IgemmMma {
     return true;
   }
 
-  // Converts the tile, turns it in shared memory, and stores whole rows of adjacent filters.
-  __device__ static __forceinline__ void store(const Accumulator (&acc)[fragments_m][fragments_n][4], char* shared, Output* output,
-                                               Index m0, int n0, int group, int warp_row, int warp_column) {
+  // Finishes the tile, turns it in shared memory, and stores whole rows of adjacent filters.
+  __device__ static __forceinline__ void store(const Accumulator (&acc)[fragments_m][fragments_n][4], char* shared,
+                                               const Epilogue<Problem>& epilogue, Output* output, Index m0, int n0, int group,
+                                               int warp_row, int warp_column) {
     const int lane = int(threadIdx.x) % 32;
-    struct Pair {
-      Output x[2];
-    };
 #pragma unroll
-    for (int i = 0; i < fragments_m; ++i)
+    for (int j = 0; j < fragments_n; ++j) {
+      const int column = warp_column + j * 8 + lane % 4 * 2, n = n0 + column, present = filters - n;
+      const auto of = epilogue.template filters<2>(group * filters + n, (group + 1) * filters);
 #pragma unroll
-      for (int j = 0; j < fragments_n; ++j)
+      for (int i = 0; i < fragments_m; ++i)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int row = warp_row + i * 16 + half * 8 + lane / 4, column = warp_column + j * 8 + lane % 4 * 2;
-          const Pair pair{{converted<Output>(acc[i][j][half * 2]), converted<Output>(acc[i][j][half * 2 + 1])}};
+          const int row = warp_row + i * 16 + half * 8 + lane / 4;
+          const Accumulator sums[2] = {acc[i][j][half * 2], acc[i][j][half * 2 + 1]};
+          Output pair[2];
+          epilogue.template finish<filters % 2 == 0>(pair, sums, of, (m0 + row) * Problem::K + group * filters + n,
+                                                     m0 + row < gemm_m ? present : 0);
           Vector<2 * output_bytes> v;
           memcpy(&v, &pair, sizeof v);
           *reinterpret_cast<Vector<2 * output_bytes>*>(shared + row * tile_pitch + column * output_bytes) = v;
         }
+    }
     __syncthreads();
     constexpr int vectors = cta_n * output_bytes / store_bytes, elements = store_bytes / output_bytes;
 #pragma unroll 4
@@ -305,7 +309,7 @@ struct IgemmMma {
   }
 
   __device__ static __forceinline__ void run(const Element* activation, const Element* filter, Output* output, void* workspace,
-                                             char* shared) {
+                                             const Epilogue<Problem>& epilogue, char* shared) {
     // block -> (group, tile_m, tile_n, split): raster_group rows of tiles are walked column by column
     const Index per_group = tiles_m * tiles_n;
     const Index block = Index(blockIdx.x) / Config::split_k;
@@ -399,6 +403,6 @@ struct IgemmMma {
       if (!reduce(acc, workspace, block, tiles, split)) return;
     }
     __syncthreads();
-    store(acc, shared, output, m0, n0, group, warp_row, warp_column);
+    store(acc, shared, epilogue, output, m0, n0, group, warp_row, warp_column);
   }
 };

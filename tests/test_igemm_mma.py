@@ -80,8 +80,10 @@ def test_limits_of_older_devices_are_kept() -> None:
     [
         ({"dtype": "f32"}, "(--dtype f16)"),
         ({"layout": "nchw"}, "nhwc"),
-        ({"epilogue": Epilogue(activation="relu")}, "no epilogue relu"),
-        ({"dtype": "s8", "epilogue": Epilogue(out_dtype="s8")}, "not s8"),  # type: ignore[arg-type]
+        ({"epilogue": Epilogue(out_dtype="s8")}, "not s8"),  # type: ignore[arg-type]
+        ({"dtype": "s8", "epilogue": Epilogue(out_dtype="bf16")}, "not bf16"),  # type: ignore[arg-type]
+        ({"dtype": "s8", "epilogue": Epilogue(out_dtype="f16", bias=True)}, "needs a scale"),  # type: ignore[arg-type]
+        ({"dtype": "s8", "epilogue": Epilogue(scale="channel", residual=True)}, "a scale of its own"),
         ({"dtype": "s8", "C": 16384}, "can overflow"),
     ],
 )

@@ -61,7 +61,7 @@ class Launch:
 
     workspace_bytes: device memory beyond the operands, which the caller provides, 256-byte aligned and zeroed once
     when it is allocated; a kernel leaves its counters at zero. arguments: the kernel's parameters in order: pointers,
-    each one of ``activation``, ``filter``, ``output``, ``workspace``, or tensor maps.
+    each one of ``activation``, ``filter``, ``output``, ``workspace`` and the epilogue's operands, or tensor maps.
     """
 
     grid: int

@@ -8,16 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from autotune.device import DeviceSpec
+from autotune.families import epilogue
 from autotune.families.family import Family, Knob, Launch, Source, TensorMap, constants
 from autotune.families.wgmma import is_legal_n, wgmma_text
 from autotune.problem import ConvProblem, DType, Layout
 from autotune.trial import Config
 
-_OUTPUTS = {
-    DType.F16: (DType.F16, DType.F32),
-    DType.BF16: (DType.BF16, DType.F32),
-    DType.S8: (DType.S32, DType.F32),
-}
 _MAX_SMEM = 227 * 1024
 _CLOCK_HZ = 1.8e9
 _ROW_CLOCKS = 2.3  # of a copied row of at most 64 bytes (fitted on H200, 2026-11-30)
@@ -93,17 +89,14 @@ class HaloWgmma(Family):
     )
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
-        outputs = _OUTPUTS.get(problem.dtype)
-        if outputs is None:
+        if problem.dtype not in (DType.F16, DType.BF16, DType.S8):
             return f"{self.name} computes f16, bf16 and s8 (--dtype f16), not {problem.dtype}"
         if device.sm != 90:
             return f"{self.name} needs sm_90"
         if problem.layout is not Layout.NHWC:
             return f"{self.name} works in the layout nhwc, not {problem.layout}"
-        if not problem.epilogue.is_identity:
-            return f"{self.name} has no epilogue {problem.epilogue} yet, only identity"
-        if problem.out_dtype not in outputs:
-            return f"{self.name} writes {' or '.join(outputs)} from {problem.dtype}, not {problem.out_dtype}"
+        if reason := epilogue.unsupported(self.name, problem):
+            return reason
         if problem.N == 0:
             return "the batch is empty"
         if problem.groups != 1:
@@ -173,7 +166,9 @@ class HaloWgmma(Family):
         if smem > _MAX_SMEM:
             return f"{smem} bytes of shared memory are more than {_MAX_SMEM}"
         per_thread = _consumer_registers(t) if t.reassign else min(255, 65536 // ((t.consumers + 1) * 128) // 8 * 8)
-        needed = g.accumulators * t.cta_n // 2 + 40
+        # a thread keeps what belongs to its quarter of the filters
+        kept = (p.epilogue.bias + (p.epilogue.scale == "channel")) * t.cta_n // 4
+        needed = g.accumulators * t.cta_n // 2 + kept + 40
         if needed > per_thread:
             return f"about {needed} registers a thread are more than {per_thread}"
         return None
@@ -191,17 +186,16 @@ class HaloWgmma(Family):
             "lane_filters": _lane_filters(t, p),
             "consumer_registers": _consumer_registers(t),
         }
-        types = {"Element": p.dtype.value, "Output": p.out_dtype.value}
         text = f"""#include "halo_wgmma.cuh"
 {wgmma_text(p.dtype, (count * t.cta_n for _, count in g.windows if count))}
 {constants("Config", dict(config.knobs))}
-{constants("Problem", extents | derived | types)}
+{constants("Problem", extents | derived | epilogue.members(p))}
 using Kernel = HaloWgmma<Config, Problem>;
 extern "C" __global__ void __launch_bounds__(Kernel::threads, 1)
 halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_constant__ ptx::TensorMap filter,
-           Kernel::Output* output) {{
+           Kernel::Output* output{epilogue.parameters(p)}) {{
   extern __shared__ __align__(1024) char shared[];
-  Kernel::run(&activation, &filter, output, shared);
+  Kernel::run(&activation, &filter, output, {epilogue.value(p)}, shared);
 }}
 """
         return Source(language="cuda", stem=self.name, text=text, entry=self.name)
@@ -213,7 +207,7 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
             grid=g.blocks_n * min(device.sm_count // g.blocks_n, g.tiles),
             block=t.consumers * 128 + (128 if t.reassign else 32),
             smem_bytes=_smem_bytes(t, g),
-            arguments=(_activation_map(t, g, problem), _filter_map(t, problem), "output"),
+            arguments=(_activation_map(t, g, problem), _filter_map(t, problem), "output", *problem.epilogue.operands),
         )
 
     def predict_us(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> float:

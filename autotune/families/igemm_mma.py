@@ -9,17 +9,13 @@ from math import ceil, hypot
 from typing import NamedTuple
 
 from autotune.device import DeviceSpec
+from autotune.families import epilogue
 from autotune.families.family import Family, Knob, Launch, Source, constants
 from autotune.problem import ConvProblem, DType, Layout
 from autotune.trial import Config
 
 REGISTERS, CP_ASYNC = 0, 1
 
-_OUTPUTS = {
-    DType.F16: (DType.F16, DType.F32),
-    DType.BF16: (DType.BF16, DType.F32),
-    DType.S8: (DType.S32, DType.F32),
-}
 _MAX_THREADS = 512
 _STATIC_SMEM = 16  # bytes beside the dynamic shared memory
 
@@ -90,8 +86,7 @@ class IgemmMma(Family):
     )
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
-        outputs = _OUTPUTS.get(problem.dtype)
-        if outputs is None:
+        if problem.dtype not in (DType.F16, DType.BF16, DType.S8):
             return f"{self.name} computes f16, bf16 and s8 (--dtype f16), not {problem.dtype}"
         if problem.dtype is DType.BF16 and device.sm < 80:
             return f"{self.name} needs sm_80 for bf16 (--dtype f16)"
@@ -99,10 +94,8 @@ class IgemmMma(Family):
             return f"{self.name} needs sm_75 or newer"
         if problem.layout is not Layout.NHWC:
             return f"{self.name} works in the layout nhwc, not {problem.layout}"
-        if not problem.epilogue.is_identity:
-            return f"{self.name} has no epilogue {problem.epilogue} yet, only identity"
-        if problem.out_dtype not in outputs:
-            return f"{self.name} writes {' or '.join(outputs)} from {problem.dtype}, not {problem.out_dtype}"
+        if reason := epilogue.unsupported(self.name, problem):
+            return reason
         if problem.N == 0:
             return "the batch is empty"
         taps = problem.C // problem.groups * problem.R * problem.S
@@ -206,17 +199,15 @@ class IgemmMma(Family):
         # offsets run from the first tap of the first pixel to the last slice's end, in elements
         reach = 2**31 - 1 - 2**24
         wide = max(p.N * p.H * p.W * p.C, p.N * p.P * p.Q * p.K, p.K * (p.C // p.groups) * p.R * p.S) > reach
-        problem_struct = constants(
-            "Problem", {**extents, **geometry, "wide": wide, "Element": p.dtype.value, "Output": p.out_dtype.value}
-        )
         text = f"""#include "igemm_mma.cuh"
 {constants("Config", dict(config.knobs))}
-{problem_struct}
+{constants("Problem", extents | geometry | {"wide": wide} | epilogue.members(p))}
 using Kernel = IgemmMma<Config, Problem>;
 extern "C" __global__ void __launch_bounds__(Kernel::threads)
-igemm_mma(const Kernel::Element* activation, const Kernel::Element* filter, Kernel::Output* output, void* workspace) {{
+igemm_mma(const Kernel::Element* activation, const Kernel::Element* filter, Kernel::Output* output,
+          void* workspace{epilogue.parameters(p)}) {{
   extern __shared__ __align__(128) char shared[];
-  Kernel::run(activation, filter, output, workspace, shared);
+  Kernel::run(activation, filter, output, workspace, {epilogue.value(p)}, shared);
 }}
 """
         return Source(language="cuda", stem=self.name, text=text, entry=self.name)
@@ -231,6 +222,7 @@ igemm_mma(const Kernel::Element* activation, const Kernel::Element* filter, Kern
             block=t.threads,
             smem_bytes=self._smem_bytes(t, problem),
             workspace_bytes=_ceil_to(blocks * 4, 256) + partial if t.split_k > 1 else 0,
+            arguments=("activation", "filter", "output", "workspace", *problem.epilogue.operands),
         )
 
     def predict_us(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> float:

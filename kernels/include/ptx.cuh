@@ -124,6 +124,67 @@ __device__ __forceinline__ f32 from_f16(u16 bits) {
 
 __device__ __forceinline__ f32 from_bf16(u16 bits) { return __uint_as_float(static_cast<u32>(bits) << 16); }
 
+// x * y + z, rounded once.
+__device__ __forceinline__ f32 multiply_add(f32 x, f32 y, f32 z) {
+  f32 d;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(x), "f"(y), "f"(z));
+  return d;
+}
+
+// The larger one; NaN when either is.
+__device__ __forceinline__ f32 maximum(f32 x, f32 y) {
+#if __CUDA_ARCH__ >= 800
+  f32 d;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(x), "f"(y));
+  return d;
+#else
+  return x < y ? y : x;
+#endif
+}
+
+// Two elements in a word, the first in its lower half; with `relu` negative ones become zero.
+template <bool relu>
+__device__ __forceinline__ u32 to_f16x2(f32 low, f32 high) {
+#if __CUDA_ARCH__ >= 800
+  u32 word;
+  if constexpr (relu)
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+#else
+  return to_f16(relu ? maximum(low, 0) : low) | static_cast<u32>(to_f16(relu ? maximum(high, 0) : high)) << 16;
+#endif
+}
+
+template <bool relu>
+__device__ __forceinline__ u32 to_bf16x2(f32 low, f32 high) {
+#if __CUDA_ARCH__ >= 800
+  u32 word;
+  if constexpr (relu)
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+#else
+  return to_bf16(relu ? maximum(low, 0) : low) | static_cast<u32>(to_bf16(relu ? maximum(high, 0) : high)) << 16;
+#endif
+}
+
+// The nearest integer, ties to even, saturating.
+__device__ __forceinline__ s32 to_s32(f32 x) {
+  s32 d;
+  asm("cvt.rni.s32.f32 %0, %1;" : "=r"(d) : "f"(x));
+  return d;
+}
+
+// Two integers as saturated bytes in the lower half of a word, the first lowest; the upper half is the lower one of `above`.
+__device__ __forceinline__ u32 pack_s8(s32 low, s32 high, u32 above) {
+  u32 word;
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(high), "r"(low), "r"(above));
+  return word;
+}
+
 // A 16-byte load that bypasses the first-level cache: sees what other blocks wrote before a fence.
 template <class T>
 __device__ __forceinline__ void load_l2(T (&d)[4], const T* source) {
