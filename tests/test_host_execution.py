@@ -146,6 +146,8 @@ def affordable(shape: dict[str, Any]) -> ConvProblem:
         if problem.flops <= 2 * MULTIPLICATIONS:
             return problem
         longest = max(("N", "H", "W"), key=lambda name: shape[name])
+        if shape[longest] == 1:
+            reject()
         shape = shape | {longest: (shape[longest] + 1) // 2}
 
 
