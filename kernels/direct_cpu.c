@@ -4,7 +4,8 @@
  * same names, `threads`, and `row_pixels`, the outputs of a row that one task computes. Filters (KRSC) are transposed
  * into the workspace first; a task then takes some output rows and some tiles of filters. Where filters reach beyond the
  * sides of the image, a task computes from a padded copy of its input rows in the workspace, so that all tiles run the
- * same loop and nothing outside the activation is read. No header is included: names like N and C are macros here.
+ * same loop and nothing outside the activation is read. The epilogue (problem.Epilogue) is applied where the sum over all
+ * channels is stored. No header is included: names like N and C are macros here.
  */
 
 #ifndef lanes /* values for reading this file by itself */
@@ -32,6 +33,13 @@
 #define k_tiles 0
 #define threads 1
 #define row_pixels Q
+#define scale_mode 0 /* 1: one scale, 2: one of each filter */
+#define has_bias 0
+#define has_residual 0
+#define activated activated_identity
+#define has_epilogue 0
+#define epilogue_parameters
+#define epilogue_operands {0}
 #endif
 
 #ifdef __clang__
@@ -48,6 +56,7 @@
 typedef __INT64_TYPE__ i64; /* tensors pass 2^31 elements */
 typedef float vector __attribute__((vector_size(lanes * 4)));
 typedef float quad __attribute__((vector_size(16)));
+typedef int lane_index __attribute__((vector_size(lanes * 4)));
 typedef int quad_index __attribute__((vector_size(16)));
 
 #ifdef _OPENMP
@@ -92,6 +101,10 @@ INLINE vector load(const float *from, const int count) {
   __builtin_memcpy(&v, from, count * sizeof(float));
   return v;
 }
+
+/* Activations, by the names in problem.ACTIVATIONS; NaN stays NaN. */
+INLINE vector activated_identity(vector v) { return v; }
+INLINE vector activated_relu(vector v) { return (vector)((lane_index)v & ~(v < (vector){0})); }
 
 INLINE quad load_quad(const float *from) {
   quad v;
@@ -142,18 +155,34 @@ static void stage(const float *image, float *staged, i64 h0, i64 count) {
   }
 }
 
+/* What the epilogue reads; 0 for what it does not. */
+typedef struct {
+  const float *scale, *bias, *residual;
+} Operands;
+
 /* What the tiles of one row have in common. x: the row's first input at tap r = 0, of which rows r0..r1 exist. */
 typedef struct {
   const float *x, *packed;
   float *y;
+  Operands epilogue; /* from this row's first filter and output on */
   i64 pitch; /* elements from one input row to the next */
   i64 count; /* outputs */
   int r0, r1;
   int channels; /* of this c_block */
 } Row;
 
-/* n_pixels outputs from the q-th on. All but row and q are constants once inlined, so that sum stays in registers. */
-INLINE void tile(const int n_pixels, const int n_vectors, const int last, const int first, Row row, i64 q) {
+/* The epilogue of one vector: filters b * lanes ... of pixel u, which are `count`. */
+INLINE vector finished(vector sum, Row row, i64 u, const int b, const int count) {
+  if (scale_mode == 1) sum *= *row.epilogue.scale;
+  if (scale_mode == 2) sum *= load(row.epilogue.scale + b * lanes, count);
+  if (has_bias) sum += load(row.epilogue.bias + b * lanes, count);
+  if (has_residual) sum += load(row.epilogue.residual + u * K + b * lanes, count);
+  return activated(sum);
+}
+
+/* n_pixels outputs from the q-th on; all but row and q are constants once inlined, so that sum stays in registers. A
+ * block of channels that is not the first adds to the output, the final one applies the epilogue. */
+INLINE void tile(const int n_pixels, const int n_vectors, const int last, const int first, const int final, Row row, i64 q) {
   vector sum[pixels][k_vectors];
   float *y = row.y + q * K;
   const float *x = row.x + q * stride_w * C;
@@ -180,35 +209,42 @@ INLINE void tile(const int n_pixels, const int n_vectors, const int last, const 
       }
     }
   UNROLL_ALL for (int u = 0; u < n_pixels; u++)
-    UNROLL_ALL for (int b = 0; b < n_vectors; b++)
-      __builtin_memcpy(y + (i64)u * K + b * lanes, &sum[u][b], (b == n_vectors - 1 ? last : lanes) * sizeof(float));
+    UNROLL_ALL for (int b = 0; b < n_vectors; b++) {
+      const int count = b == n_vectors - 1 ? last : lanes;
+      if (final) sum[u][b] = finished(sum[u][b], row, q + u, b, count);
+      __builtin_memcpy(y + (i64)u * K + b * lanes, &sum[u][b], count * sizeof(float));
+    }
 }
 
-INLINE void tiles(const int n_vectors, const int last, const int first, Row row) {
+INLINE void tiles(const int n_vectors, const int last, const int first, const int final, Row row) {
   i64 q = 0;
-  for (; q + pixels <= row.count; q += pixels) tile(pixels, n_vectors, last, first, row, q);
+  for (; q + pixels <= row.count; q += pixels) tile(pixels, n_vectors, last, first, final, row, q);
   /* row_pixels is Q or a multiple of pixels */
-  if (Q % pixels && q < row.count) tile(Q % pixels, n_vectors, last, first, row, q);
+  if (Q % pixels && q < row.count) tile(Q % pixels, n_vectors, last, first, final, row, q);
 }
 
-/* One row, one tile of filters, one block of channels: the first block writes the output, later ones add to it. */
-static void compute(Row row, int is_tail, int is_first) {
-  if (TAIL_K && is_tail) {
-    if (is_first)
-      tiles(TAIL_VECTORS, TAIL_K - (TAIL_VECTORS - 1) * lanes, 1, row);
-    else if (c_block)
-      tiles(TAIL_VECTORS, TAIL_K - (TAIL_VECTORS - 1) * lanes, 0, row);
-  } else if (FULL_TILES) {
-    if (is_first)
-      tiles(k_vectors, lanes, 1, row);
-    else if (c_block)
-      tiles(k_vectors, lanes, 0, row);
-  }
+/* One row, one tile of filters, one block of channels; a tile's code is made for the blocks that there are. */
+INLINE void blocks(const int n_vectors, const int last, Row row, int is_first, int is_final) {
+  if (!c_block)
+    tiles(n_vectors, last, 1, 1, row);
+  else if (is_first)
+    tiles(n_vectors, last, 1, 0, row);
+  else if (has_epilogue && is_final)
+    tiles(n_vectors, last, 0, 1, row);
+  else
+    tiles(n_vectors, last, 0, 0, row);
+}
+
+static void compute(Row row, int is_tail, int is_first, int is_final) {
+  if (TAIL_K && is_tail)
+    blocks(TAIL_VECTORS, TAIL_K - (TAIL_VECTORS - 1) * lanes, row, is_first, is_final);
+  else if (FULL_TILES)
+    blocks(k_vectors, lanes, row, is_first, is_final);
 }
 
 /* Output rows p0..p1 of image n, outputs q0..q1 of each, tiles of filters t0..t1 (counted through the groups). */
-static void task(const float *activation, const float *packed, float *staged, float *output, i64 n, i64 p0, i64 p1,
-                 i64 q0, i64 q1, i64 t0, i64 t1) {
+static void task(const float *activation, const float *packed, float *staged, float *output, Operands epilogue, i64 n,
+                 i64 p0, i64 p1, i64 q0, i64 q1, i64 t0, i64 t1) {
   const float *image = activation + n * H * W * C;
   const i64 h0 = p0 * stride_h - padding_top;
   if (STAGED) stage(image, staged, h0, p1 - p0);
@@ -219,10 +255,14 @@ static void task(const float *activation, const float *packed, float *staged, fl
       for (i64 p = p0; p < p1; p++) {
         const i64 h = p * stride_h - padding_top;
         const i64 from = STAGED ? (h - h0) * IN_W : h * W + q0 * stride_w;
+        const i64 k = g * GROUP_K + k0, to = ((n * P + p) * Q + q0) * K + k;
         Row row = {
             .x = (STAGED ? staged : image) + from * C + (DEPTHWISE ? k0 : g * GROUP_C + c0),
             .packed = packed + g * GROUP_PACKED + k0 * TAPS + (i64)c0 * width,
-            .y = output + ((n * P + p) * Q + q0) * K + g * GROUP_K + k0,
+            .y = output + to,
+            .epilogue = {.scale = scale_mode == 2 ? epilogue.scale + k : epilogue.scale,
+                         .bias = has_bias ? epilogue.bias + k : 0,
+                         .residual = has_residual ? epilogue.residual + to : 0},
             .pitch = (STAGED ? IN_W : W) * (i64)C,
             .count = q1 - q0,
             .r0 = 0,
@@ -231,12 +271,14 @@ static void task(const float *activation, const float *packed, float *staged, fl
         };
         while (row.r0 < R && h + (i64)row.r0 * dilation_h < 0) row.r0++;
         while (row.r1 > row.r0 && h + (i64)(row.r1 - 1) * dilation_h >= H) row.r1--;
-        compute(row, is_tail, c0 == 0);
+        compute(row, is_tail, c0 == 0, c0 + BLOCK_C >= GROUP_C);
       }
     }
 }
 
-void direct_cpu(const float *activation, const float *filter, float *output, float *workspace) {
+/* the operands that the epilogue reads follow, in the launch's order */
+void direct_cpu(const float *activation, const float *filter, float *output, float *workspace epilogue_parameters) {
+  const Operands epilogue = epilogue_operands;
   const i64 all = (i64)K_GROUPS * TILES, per_task = k_tiles ? k_tiles : all;
   const i64 t_tasks = (all + per_task - 1) / per_task, p_tasks = (P + TASK_ROWS - 1) / TASK_ROWS;
   const i64 q_tasks = (Q + row_pixels - 1) / row_pixels;
@@ -251,7 +293,7 @@ void direct_cpu(const float *activation, const float *filter, float *output, flo
       const i64 t0 = index % t_tasks * per_task, q0 = index / t_tasks % q_tasks * row_pixels;
       const i64 p0 = index / t_tasks / q_tasks % p_tasks * TASK_ROWS, n = index / t_tasks / q_tasks / p_tasks;
       const i64 p1 = smaller(P, p0 + TASK_ROWS), q1 = smaller(Q, q0 + row_pixels), t1 = smaller(all, t0 + per_task);
-      task(activation, workspace, staged, output, n, p0, p1, q0, q1, t0, t1);
+      task(activation, workspace, staged, output, epilogue, n, p0, p1, q0, q1, t0, t1);
     }
   }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import random
 import subprocess
@@ -67,12 +68,13 @@ class Checker:
         # the spec may be synthetic; what compiles is this machine's compiler
         self.backend, self.compiler = CpuBackend(spec), CpuCompiler(devices()[0].spec)
         # the bands around the inputs are NaN too: an element read from there shows in the output
-        self.activation, self.activation_whole = guarded(self.backend, problem.activation_bytes, offset)
-        self.filter, self.filter_whole = guarded(self.backend, problem.filter_bytes, offset)
-        self.backend.randomize(self.activation, problem.dtype, 7, 1.0)
-        self.backend.randomize(self.filter, problem.dtype, 8, 0.5)
-        self.before = (self.activation_whole.copy(), self.filter_whole.copy())
-        self.expected = self.backend.reference(problem, self.activation, self.filter)
+        self.inputs, self.whole = {}, {}
+        for seed, name in enumerate(problem.operands, 7):
+            shape, dtype = problem.operand(name)
+            self.inputs[name], self.whole[name] = guarded(self.backend, 4 * math.prod(shape), offset)
+            self.backend.randomize(self.inputs[name], dtype, seed, 1.0 if name == "activation" else 0.5)
+        self.before = {name: whole.copy() for name, whole in self.whole.items()}
+        self.expected = self.backend.reference(problem, **self.inputs)
 
     def check(self, chosen, compiled=None):
         assert FAMILY.legal(chosen, self.problem, self.spec) is None
@@ -81,7 +83,7 @@ class Checker:
         kernel = self.backend.load(compiled, launch)
         output, output_whole = guarded(self.backend, self.problem.output_bytes, self.offset)
         workspace, workspace_whole = guarded(self.backend, launch.workspace_bytes)
-        operands = Operands(activation=self.activation, filter=self.filter, output=output, workspace=workspace)
+        operands = Operands(**self.inputs, output=output, workspace=workspace)
         # twice: the second launch finds the workspace as the first left it
         for _ in range(2):
             self.backend.fill(output, 0xFF)
@@ -92,8 +94,7 @@ class Checker:
             start = body.ctypes.data - whole.ctypes.data
             assert self.backend.is_filled(whole[:start], 0xFF), chosen
             assert self.backend.is_filled(whole[start + body.size :], 0xFF), chosen
-        assert (self.activation_whole == self.before[0]).all()
-        assert (self.filter_whole == self.before[1]).all()
+        assert all((whole == self.before[name]).all() for name, whole in self.whole.items())
 
     def check_all(self, configs):
         sources = [FAMILY.source(chosen, self.problem, self.spec) for chosen in configs]
@@ -119,6 +120,51 @@ def some_configs(problem, spec):
 def test_edge_shapes_agree_with_the_reference(name, spec):
     problem = EDGE_PROBLEMS("f32")[name]
     Checker(problem, spec).check_all(some_configs(problem, spec))
+
+
+EPILOGUES = [
+    "bias",
+    "relu",
+    "residual",
+    "scale_tensor",
+    "bias+relu",
+    "scale_channel+residual",
+    "scale_tensor+bias+residual",
+    "scale_channel+bias+residual+relu",
+]
+
+
+@pytest.mark.parametrize("text", EPILOGUES)
+def test_epilogues_agree_with_the_reference(text, spec):
+    # a tail of filters, depthwise, a flat layer, groups
+    for name in ("c13-k5", "c91-k21", "depthwise-odd", "pointwise", "grouped"):
+        problem = replace(EDGE_PROBLEMS("f32")[name], epilogue=Epilogue.parse(text))
+        configs = FAMILY.configs(problem, spec)
+        drawn = random.Random(text + name)
+        Checker(problem, spec).check_all(list(dict.fromkeys([configs[0], drawn.choice(configs)])))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_an_epilogue_is_applied_once_to_the_sum_of_all_blocks_of_channels(groups, spec):
+    problem = ConvProblem(
+        **{"N": 1, "C": 300 * groups, "H": 5, "W": 7, "K": 21 * groups, "R": 2, "S": 2, "groups": groups},
+        **{"dtype": "f32", "epilogue": Epilogue.parse("scale_channel+bias+residual+relu")},
+    )
+    # two blocks, and more than two: a first, a final and one that is neither
+    for c_block in (256, 64):
+        Checker(problem, spec).check(next(c for c in FAMILY.configs(problem, spec) if c["c_block"] == c_block))
+
+
+def test_relu_keeps_nan(spec):
+    problem = ConvProblem(N=1, C=4, H=1, W=3, K=20, R=1, S=1, dtype="f32", epilogue=Epilogue(activation="relu"))
+    backend, chosen = CpuBackend(spec), FAMILY.default(problem, spec)
+    launch = FAMILY.launch(chosen, problem, spec)
+    kernel = backend.load(CpuCompiler(spec).compile(FAMILY.source(chosen, problem, spec)), launch)
+    activation = np.repeat(np.array([np.nan, -1, 2], np.float32), 4)
+    buffers = {"activation": activation, "filter": np.ones(80, np.float32), "output": np.zeros(60, np.float32)}
+    workspace = backend.allocate(launch.workspace_bytes)
+    kernel(Operands(**{name: array.view(np.uint8) for name, array in buffers.items()}, workspace=workspace))
+    np.testing.assert_array_equal(buffers["output"].reshape(3, 20), np.repeat([[np.nan], [0], [8]], 20, axis=1))
 
 
 # layers of which each makes other knob values legal
@@ -155,7 +201,7 @@ def test_any_number_of_threads_gives_the_same_bits(threads, spec):
         launch = FAMILY.launch(chosen, problem, checker.spec)
         kernel = checker.backend.load(checker.compiler.compile(FAMILY.source(chosen, problem, checker.spec)), launch)
         output, workspace = np.empty(problem.output_bytes, np.uint8), checker.backend.allocate(launch.workspace_bytes)
-        kernel(Operands(activation=checker.activation, filter=checker.filter, output=output, workspace=workspace))
+        kernel(Operands(**checker.inputs, output=output, workspace=workspace))
         outputs.append(output)
     assert (outputs[0] == outputs[1]).all()
 
@@ -231,24 +277,20 @@ def fenced(nbytes, at_end):
 def run_between_fences():
     spec = devices()[0].spec
     for name in ("plain-3x3", "asymmetric-padding", "pointwise", "c91-k21", "depthwise-odd"):
-        problem = EDGE_PROBLEMS("f32")[name]
+        epilogue = Epilogue.parse("scale_channel+bias+residual" if name.startswith(("c91", "depth")) else "identity")
+        problem = replace(EDGE_PROBLEMS("f32")[name], epilogue=epilogue)
         checker = Checker(problem, spec)
         for chosen in some_configs(problem, spec):
             launch = FAMILY.launch(chosen, problem, spec)
             kernel = checker.backend.load(checker.compiler.compile(FAMILY.source(chosen, problem, spec)), launch)
             for at_end in (False, True):
-                activation, filters, output, workspace = (
-                    fenced(size, at_end)
-                    for size in (
-                        problem.activation_bytes,
-                        problem.filter_bytes,
-                        problem.output_bytes,
-                        # to a multiple of the alignment that the caller promises
-                        -(-launch.workspace_bytes // 256) * 256,
-                    )
-                )
-                activation[:], filters[:] = checker.activation, checker.filter
-                kernel(Operands(activation=activation, filter=filters, output=output, workspace=workspace))
+                inputs = {name: fenced(array.size, at_end) for name, array in checker.inputs.items()}
+                for operand, array in inputs.items():
+                    array[:] = checker.inputs[operand]
+                output = fenced(problem.output_bytes, at_end)
+                # to a multiple of the alignment that the caller promises
+                workspace = fenced(-(-launch.workspace_bytes // 256) * 256, at_end)
+                kernel(Operands(**inputs, output=output, workspace=workspace))
                 assert checker.backend.compare(problem, output, checker.expected).mismatches == 0
         print(name)
 
@@ -333,7 +375,6 @@ def test_workspace_by_hand():
         ({"dtype": "f16"}, "direct_cpu computes f32 (--dtype f32), not f16"),
         ({"dtype": "s8"}, "direct_cpu computes f32 (--dtype f32), not s8"),
         ({"layout": "nchw"}, "direct_cpu computes nhwc (--layout nhwc), not nchw"),
-        ({"epilogue": Epilogue(bias=True)}, "direct_cpu has no epilogue but the identity, not bias"),
         ({"epilogue": Epilogue(out_dtype="f16")}, "direct_cpu stores f32, not f16"),
     ],
 )

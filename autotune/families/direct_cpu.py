@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.device import DeviceSpec
 from autotune.families.family import Family, Knob, Launch, Source
-from autotune.problem import ConvProblem, DType, Layout
+from autotune.problem import SCALES, ConvProblem, DType, Epilogue, Layout
 from autotune.trial import Config
 
 _STAGED_LIMIT = 8 << 20  # bytes of staged input a thread: beyond it a task has left every private cache
@@ -39,8 +39,6 @@ class DirectCpu(Family):
             return f"direct_cpu computes f32 (--dtype f32), not {problem.dtype}"
         if problem.layout is not Layout.NHWC:
             return f"direct_cpu computes nhwc (--layout nhwc), not {problem.layout}"
-        if not problem.epilogue.is_identity:
-            return f"direct_cpu has no epilogue but the identity, not {problem.epilogue}"
         if problem.out_dtype is not DType.F32:
             return f"direct_cpu stores f32, not {problem.out_dtype}"
         return None
@@ -84,13 +82,19 @@ class DirectCpu(Family):
         values |= {"padding_top": problem.padding[0], "padding_left": problem.padding[2]}
         values |= dict(zip(("dilation_h", "dilation_w"), problem.dilation, strict=True))
         values |= dict(config.knobs)
+        values |= _epilogue(problem.epilogue)
         values |= {"threads": device.sm_count, "row_pixels": _task_outputs(problem, config["pixels"], config["rows"])}
         defines = "".join(f"#define {name} {value}\n" for name, value in values.items())
         return Source(language="c", stem="direct_cpu", text=f'{defines}#include "direct_cpu.c"\n', entry="direct_cpu")
 
     def launch(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> Launch:
         staged = _staged_bytes(problem, config["rows"]) * device.sm_count
-        return Launch(grid=1, block=1, workspace_bytes=_packed_bytes(config, problem) + staged)
+        return Launch(
+            grid=1,
+            block=1,
+            workspace_bytes=_packed_bytes(config, problem) + staged,
+            arguments=("activation", "filter", "output", "workspace", *problem.epilogue.operands),
+        )
 
     def predict_us(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> float:
         """Slots of the tiles, staging, and what a core reads again from outside its own caches."""
@@ -124,6 +128,20 @@ _PRIVATE_BYTES = 1 << 20  # second-level cache
 _NEAR_BYTES_PER_SLOT, _FAR_BYTES_PER_SLOT = 20, 8  # of filters from the second level, and from beyond
 _STAGE_BYTES_PER_S, _FAR_BYTES_PER_S = 30e9, 60e9  # a core
 _TASK_US = 0.3
+
+
+def _epilogue(e: Epilogue) -> dict[str, object]:
+    """What the kernel's text needs to know about the epilogue."""
+    operands = e.operands
+    return {
+        "scale_mode": SCALES.index(e.scale),
+        "has_bias": int(e.bias),
+        "has_residual": int(e.residual),
+        "activated": f"activated_{e.activation}",
+        "has_epilogue": int(not e.is_identity),
+        "epilogue_parameters": "".join(f", const float *{name}" for name in operands),
+        "epilogue_operands": f"{{{', '.join(f'.{name} = {name}' for name in operands) or '0'}}}",
+    }
 
 
 def _row_slots(config: Config, problem: ConvProblem) -> float:
