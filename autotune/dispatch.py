@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +15,7 @@ from autotune.backends import (
     Backend,
     CompileError,
     ConstraintsError,
+    DeviceFault,
     Kernel,
     Operands,
     compiler_for,
@@ -21,15 +24,18 @@ from autotune.backends import (
 )
 from autotune.device import Device, DeviceSpec
 from autotune.families import FAMILIES, Family, Unsupported, family_named, supporting, why_unsupported
+from autotune.freshness import Freshness
 from autotune.problem import ConvProblem, DType, Epilogue, IntPair, Layout
-from autotune.store import StoreError
-from autotune.trial import Config, Record
+from autotune.proof import disproof
+from autotune.store import StoreError, shipped
+from autotune.trial import Config, Record, Trial
 
 if TYPE_CHECKING:
     from autotune.store import Store
 
 __all__ = ["Choice", "Dispatcher", "NotTuned", "Unsupported"]
 
+_NEXT_BEST = 3  # of a layer's trials that serve in place of its record
 MAX_DISTANCE = 4.0  # beyond it a tuned layer's config says nothing: each factor of e in one extent counts 1
 
 
@@ -41,8 +47,9 @@ class NotTuned(UserWarning):
 class Choice:
     """A config proven legal for a problem on a device. match: ``exact``, ``nearest`` or ``default``.
 
-    why: one line. record: the stored record that it comes from; None for a default. workspace_bytes: device memory that
-    a launch needs beyond the operands; the dispatcher keeps one workspace a stream.
+    why: one line. record: the stored record that it comes from; None for a default. stale: what changed since that was
+    written, in one line, empty for nothing; the kernel is then compared with the reference before it serves.
+    workspace_bytes: device memory that a launch needs beyond the operands; the dispatcher keeps one workspace a stream.
     """
 
     problem: ConvProblem
@@ -51,6 +58,7 @@ class Choice:
     match: str
     why: str
     record: Record | None = None
+    stale: str = ""
     workspace_bytes: int = 0
 
     @property
@@ -64,8 +72,8 @@ class Choice:
 
     @property
     def verified(self) -> bool:
-        """True when this config was compared with the reference on this very layer."""
-        return self.match == "exact" and self.record is not None and self.record.verified
+        """True when this config, as it is built now, was compared with the reference on this very layer."""
+        return self.match == "exact" and self.record is not None and self.record.verified and not self.stale
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +88,15 @@ class Dispatcher:
     """Answers which config runs a layer, and runs it, on one device.
 
     store: where records are looked up, each layer once. device: as in ``find``. A layer that is not tuned is served by
-    the nearest tuned layer's config, or by a default, with one ``NotTuned`` warning; so is everything when the database
-    fails. Threads may share a dispatcher; a forked process may not use its parent's to run kernels.
+    the nearest tuned layer's config, or by a default, with one ``NotTuned`` warning; so is everything, shipped records
+    apart, once the database has failed, which is warned of once. Threads may share a dispatcher; a forked process may
+    not use its parent's to run kernels.
+
+    A record whose kernel source or compiler changed is stale. The layer's own record serves first all the same, then
+    its next best trials, then nearest layers, of which those that are not stale come first, whatever their distance.
+    What is stale is compared with the reference, one launch on random inputs, by ``warmup`` or the first ``conv2d`` of
+    the layer. One that fails then, or can no longer be built, is warned of and marked in the database, where that can
+    be written, as not verified; a record so marked does not serve.
 
     Raises NoDevice when the device is absent, ValueError when its text has another form.
     """
@@ -104,6 +119,8 @@ class Dispatcher:
         self._lock = threading.RLock()
         self._backend: Backend | None = None
         self._process = os.getpid()
+        self._freshness = Freshness(families)
+        self._database_failed = False
 
     @property
     def device(self) -> DeviceSpec:
@@ -194,28 +211,50 @@ class Dispatcher:
             raise Unsupported(why_unsupported(served, self._spec, self._families))
         seen: set[Config] = set()
         reason = "no tuned layer is near"
-        for config, match, why, record in self._known(problem):
+        for record, match, why in self._known(problem, served):
             reason = "no config of a tuned layer nearby can run here"
-            if config not in seen and self._legal(config, served):
-                seen.add(config)
-                yield self._choice(problem, served, config, match, why, record)
+            if record.config not in seen and self._legal(record.config, served):
+                seen.add(record.config)
+                yield self._choice(problem, served, record.config, match, why, record)
         every = [config for family in families for config in self._defaults(family, served)]
         for config in sorted(every, key=lambda c: self._family(c).predict_us(c, served, self._spec)):
             if config not in seen:
                 seen.add(config)
                 yield self._choice(problem, served, config, "default", f"{reason}: {config.family}'s default", None)
 
-    def _known(self, problem: ConvProblem) -> Iterator[tuple[Config, str, str, Record]]:
-        """Configs of stored records that may serve the layer, best first."""
-        try:
-            record = self._store.best(problem, self._spec)
-            if record is not None:
-                yield record.config, "exact", f"tuned on {record.provenance.created_at[:10]}", record
-            for apart, other in self._store.similar(problem, self._spec):
-                if apart <= MAX_DISTANCE:
-                    yield other.config, "nearest", f"the config of {other.problem}, distance {apart:.2f}", other
-        except StoreError as error:
-            warnings.warn(f"defaults serve, since the database cannot be read: {error}", NotTuned, stacklevel=4)
+    def _known(self, problem: ConvProblem, served: ConvProblem) -> Iterator[tuple[Record, str, str]]:
+        """Stored records that may serve the layer, best first, with the match and why."""
+        if not self._database_failed:
+            try:
+                yield from self._stored(problem, served)
+                return
+            except StoreError as error:
+                self._database_failed = True
+                text = f"the database cannot be read, and is not asked again: {error}"
+                warnings.warn(text, NotTuned, stacklevel=4)
+        record = shipped.best(problem, self._spec.key)
+        if record is not None:
+            yield record, "exact", _tuned(record)
+        current = self._freshness.current(served, self._spec)
+        near = shipped.similar(problem, self._spec, current=current, any_epilogue=False, within=MAX_DISTANCE)
+        yield from ((other, "nearest", _near(apart, other)) for apart, other in near)
+
+    def _stored(self, problem: ConvProblem, served: ConvProblem) -> Iterator[tuple[Record, str, str]]:
+        record = self._store.best(problem, self._spec)
+        remark = ""
+        if record is not None and record.verified:
+            yield record, "exact", _tuned(record)
+        elif record is not None:
+            remark = f" (its record, {record.config}, is marked as not verified)"
+        if record is not None:
+            correct = (r for t in self._store.trials(problem, self._spec) if (r := _record_of(t)) is not None)
+            others = (other for other in correct if other.config != record.config)
+            for other in sorted(others, key=lambda one: one.time_us)[:_NEXT_BEST]:
+                yield other, "exact", f"next best of its trials{remark}"
+        current = self._freshness.current(served, self._spec)
+        for apart, other in self._store.similar(problem, self._spec, current=current, within=MAX_DISTANCE):
+            if other.verified:
+                yield other, "nearest", _near(apart, other) + remark
 
     def _defaults(self, family: Family, problem: ConvProblem) -> Sequence[Config]:
         return family.configs(problem, self._spec)[:8]
@@ -224,13 +263,15 @@ class Dispatcher:
         self, problem: ConvProblem, served: ConvProblem, config: Config, match: str, why: str, record: Record | None
     ) -> Choice:
         launch = self._family(config).launch(config, served, self._spec)
+        stale = (record and self._freshness.why_stale(record)) or ""
         return Choice(
             problem=problem,
             device=self._spec,
             config=config,
             match=match,
-            why=why,
+            why=f"{why}; stale: {stale}" if stale else why,
             record=record,
+            stale=stale,
             workspace_bytes=launch.workspace_bytes,
         )
 
@@ -267,15 +308,34 @@ class Dispatcher:
                 try:
                     compiled = compiler.compile(family.source(choice.config, problem, self._spec))
                     kernel = backend.load(compiled, family.launch(choice.config, problem, self._spec))
-                except (CompileError, ConstraintsError) as error:
+                    proven = self._proven(choice, backend, kernel) if choice.stale else choice
+                except (CompileError, ConstraintsError, _Disproved) as error:
                     failure = error
-                    reason = str(error).splitlines()[0]
-                    warnings.warn(f"{problem}: {choice.config} cannot be used: {reason}", NotTuned, stacklevel=3)
+                    self._reject(choice, str(error).splitlines()[0])
                     continue
-                ready = self._ready[problem] = _Ready(problem, choice, kernel, {})
-                self._choices[problem] = choice
+                ready = self._ready[problem] = _Ready(problem, proven, kernel, {})
+                self._choices[problem] = proven
                 return ready
             raise Unsupported(f"no config of {problem} can be built on {self._spec.name}: {failure}") from failure
+
+    def _proven(self, choice: Choice, backend: Backend, kernel: Kernel) -> Choice:
+        """The choice, no longer stale, once one launch agrees with the reference; _Disproved when it does not."""
+        try:
+            wrong = disproof(backend, choice.problem, kernel, choice.workspace_bytes, secrets.randbits(31))
+        except DeviceFault as error:
+            self._reject(choice, str(error))
+            raise
+        if wrong:
+            raise _Disproved(wrong)
+        return replace(choice, stale="", why=f"{choice.why}; verified by this process")
+
+    def _reject(self, choice: Choice, reason: str) -> None:
+        """Warn of a choice that does not work, and mark the layer's own record, if it was stale, in the database."""
+        warnings.warn(f"{choice.problem}: {choice.config} cannot be used: {reason}", NotTuned, stacklevel=4)
+        if choice.stale and choice.match == "exact" and choice.record is not None and not self._database_failed:
+            # a fresh one that cannot be built says more about this machine than about the record
+            with contextlib.suppress(StoreError):  # read-only, or gone: this process passes it over all the same
+                self._store.distrust(choice.record)
 
     def _workspace(self, ready: _Ready) -> Any:
         """The workspace of the current stream, zeroed when it is made; None when the kernel needs none."""
@@ -288,6 +348,33 @@ class Dispatcher:
             backend.fill(workspace, 0)
             ready.workspaces[stream] = workspace
         return ready.workspaces[stream]
+
+
+class _Disproved(Exception):
+    """A kernel's output is not the reference's; one line."""
+
+
+def _tuned(record: Record) -> str:
+    where = " in the shipped table" if shipped.is_shipped(record) else ""
+    return f"tuned on {record.provenance.created_at[:10]}{where}"
+
+
+def _near(apart: float, other: Record) -> str:
+    where = " in the shipped table" if shipped.is_shipped(other) else ""
+    return f"the config of {other.problem}{where}, distance {apart:.2f}"
+
+
+def _record_of(trial: Trial) -> Record | None:
+    """The record that a trial would make; None when it is not correct."""
+    if trial.measurement is None:
+        return None
+    return Record(
+        problem=trial.problem,
+        device=trial.device,
+        config=trial.config,
+        measurement=trial.measurement,
+        provenance=trial.provenance,
+    )
 
 
 def _problem(

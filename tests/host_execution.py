@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from autotune import reference
+from autotune.backends.operands import spread
 from autotune.device import DeviceSpec
 from autotune.families import Family, Launch, Source, TensorMap
-from autotune.measure.operands import spread
 from autotune.problem import ConvProblem, DType
 from autotune.resources import folder
 from autotune.trial import Config

@@ -28,11 +28,11 @@ from autotune.backends import (
     Operands,
     find,
 )
+from autotune.backends.operands import spread
 from autotune.device import DeviceSpec
 from autotune.families import Launch, Source
 from autotune.measure.failures import ChildDied, ChildTimeout, WrongOutput, classify, leaves_child_healthy, one_line
 from autotune.measure.harness import GUARD_BYTES, Harness, Measured, set_count
-from autotune.measure.operands import spread
 from autotune.measure.timing import SampleLength, Samples, is_loser, launches_for, samples_of
 from autotune.measure.worker import Worker
 from autotune.problem import ConvProblem, DType, Epilogue

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.backends.backend import Backend, CompiledKernel, ConstraintsError, Kernel, Operands
+from autotune.backends.operands import drawn
 from autotune.families.family import Launch
 from autotune.measure.failures import WrongOutput
-from autotune.measure.operands import spread
 from autotune.measure.timing import (
     FINAL_SAMPLES,
     SAMPLE_LENGTHS,
@@ -78,11 +77,7 @@ class Harness:
         self._length = SAMPLE_LENGTHS[backend.spec.kind]
         self._poison = INTEGER_POISON if problem.out_dtype.is_integer else FLOAT_POISON
         # never handed to a kernel: what the inputs must still be after a launch
-        self._pristine: dict[str, Any] = {}
-        for index, (name, drawn) in enumerate(spread(problem).items()):
-            shape, dtype = problem.operand(name)
-            buffer = self._pristine[name] = backend.allocate(math.prod(shape) * dtype.bytes)
-            backend.randomize(buffer, dtype, seed + index, drawn.deviation, drawn.mean)
+        self._pristine = drawn(backend, problem, seed)
         self._expected = backend.reference(problem, **self._pristine)
         self._sets = [self._new_set() for _ in range(set_count(problem, backend.spec.l2_bytes))]
         # on cuda the first comparison compiles kernels: here, not in a candidate's time

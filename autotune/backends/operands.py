@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
+from autotune.backends.backend import Backend
 from autotune.problem import ConvProblem, DType
 
 _S8_DEVIATION = 74.0  # of the uniform values from -128 to 127
@@ -37,3 +39,13 @@ def spread(problem: ConvProblem) -> dict[str, Spread]:
         "residual": Spread(0.0, scaled / 2),
     }
     return {name: known[name] for name in problem.operands}
+
+
+def drawn(backend: Backend, problem: ConvProblem, seed: int) -> dict[str, Any]:
+    """New buffers of the device with random values for each of ``problem.operands``."""
+    buffers: dict[str, Any] = {}
+    for index, (name, one) in enumerate(spread(problem).items()):
+        shape, dtype = problem.operand(name)
+        buffers[name] = backend.allocate(math.prod(shape) * dtype.bytes)
+        backend.randomize(buffers[name], dtype, seed + index, one.deviation, one.mean)
+    return buffers
