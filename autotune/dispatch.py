@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from autotune.backends import (
@@ -116,6 +117,7 @@ class Dispatcher:
         self._choices: dict[ConvProblem, Choice] = {}
         self._ready: dict[ConvProblem, _Ready] = {}
         self._calls: dict[tuple[object, ...], ConvProblem] = {}
+        self._constants: dict[float, Any] = {}
         self._lock = threading.RLock()
         self._backend: Backend | None = None
         self._process = os.getpid()
@@ -159,6 +161,7 @@ class Dispatcher:
         bias: Any = None,
         residual: Any = None,
         *,
+        scale: Any = None,
         stride: IntPair = 1,
         padding: IntPair = 0,
         dilation: IntPair = 1,
@@ -170,25 +173,31 @@ class Dispatcher:
     ) -> Any:
         """Convolve on the caller's current stream.
 
-        x: activation, NHWC (layout nchw: NCHW). w: filter, KRSC with C / groups channels (KCRS). The dtype is x's. out:
-        where to write, contiguous, of the output's shape and dtype, not overlapping x or w; a new array when None.
+        x: activation, NHWC (layout nchw: NCHW). w: filter, KRSC with C / groups channels (KCRS). The dtype is x's.
+        bias, residual, scale, activation: as ``Epilogue`` says; a scale is a number, an array of one, or one of K. out:
+        where to write, contiguous, of the output's shape and dtype, not overlapping an operand; a new array when None.
         Returns the output, NPQK (NKPQ). Arrays are CuPy's on cuda and NumPy's on cpu; those that are not contiguous or
-        aligned are copied.
+        aligned are copied. A number is kept on the device for later calls.
 
         Raises ValueError, in one line, for operands that do not fit together, Unsupported when no family can run the
-        layer, and RuntimeError when the layer is not warm while the stream is being captured, or after a fork.
+        layer, and RuntimeError when the layer, or a scale that is a number, is not warm while the stream is being
+        captured, or after a fork.
         """
         form = (x.shape, w.shape, x.dtype, stride, padding, dilation, groups, layout, activation, out_dtype)
-        key = (*form, bias is None, residual is None)
+        epilogue = (_scaling(scale), bias is not None, residual is not None)
+        key = (*form, *epilogue)
         try:
             problem = self._calls[key]
         except KeyError:
-            problem = self._calls[key] = _problem(*form, bias=bias is not None, residual=residual is not None)
+            problem = self._calls[key] = _problem(*form, *epilogue)
         # an argument that cannot be hashed, such as a list or an array of strides
         except TypeError:
-            problem = _problem(*form, bias=bias is not None, residual=residual is not None)
+            problem = _problem(*form, *epilogue)
         backend = self._open()
-        activations, filters = backend.bytes_of("activation", x, problem), backend.bytes_of("filter", w, problem)
+        if problem.epilogue.scale == "tensor":
+            scale = self._constant(scale, backend) if isinstance(scale, Real) else scale.reshape(1)
+        given = {"activation": x, "filter": w, "scale": scale, "bias": bias, "residual": residual}
+        read = {name: backend.bytes_of(name, array, problem) for name, array in given.items() if array is not None}
         output = backend.new_output(problem) if out is None else out
         if problem.N == 0:
             if output.shape != problem.output_shape:
@@ -198,10 +207,19 @@ class Dispatcher:
         target = backend.bytes_of("output", output, problem)
         if not _shares(target, output):
             raise ValueError("out must be contiguous and aligned to 16 bytes")
-        if out is not None and (_overlap(target, activations) or _overlap(target, filters)):
-            raise ValueError("out must not overlap the activation or the filter")
-        ready.kernel(Operands(activation=activations, filter=filters, output=target, workspace=self._workspace(ready)))
+        for name, array in read.items() if out is not None else ():
+            if _overlap(target, array):
+                raise ValueError(f"out must not overlap the {name}")
+        ready.kernel(Operands(**read, output=target, workspace=self._workspace(ready)))
         return output
+
+    def _constant(self, value: Any, backend: Backend) -> Any:
+        """The device's copy of a number, made when it is first asked for."""
+        number = float(value)
+        if number not in self._constants:
+            with self._lock:
+                self._constants[number] = backend.constant(number)
+        return self._constants[number]
 
     def _candidates(self, problem: ConvProblem) -> Iterator[Choice]:
         """Choices for a layer, best first; Unsupported when there is none."""
@@ -388,7 +406,7 @@ def _problem(
     layout: str,
     activation: str,
     out_dtype: object,
-    *,
+    scaling: str,
     bias: bool,
     residual: bool,
 ) -> ConvProblem:
@@ -411,9 +429,21 @@ def _problem(
             bias=bias,
             residual=residual,
             activation=activation,
+            scale=scaling,
             out_dtype=None if out_dtype is None else DType.of(out_dtype),
         ),
     )
+
+
+def _scaling(scale: Any) -> str:
+    """The ``Epilogue.scale`` that a call's argument means; ValueError when it is neither a number nor an array."""
+    if scale is None:
+        return "none"
+    if isinstance(scale, Real):
+        return "tensor"
+    if not hasattr(scale, "reshape"):
+        raise ValueError(f"scale must be a number or an array, not {type(scale).__name__}")
+    return "tensor" if scale.shape in ((), (1,)) else "channel"
 
 
 def _shares(flat: Any, array: Any) -> bool:

@@ -171,9 +171,9 @@ def test_an_output_over_an_operand_is_refused(store: Store) -> None:
     dispatcher = Dispatcher(store, device="cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotTuned)
-        with pytest.raises(ValueError, match=r"^out must not overlap the activation or the filter$"):
+        with pytest.raises(ValueError, match=r"^out must not overlap the activation$"):
             dispatcher.conv2d(x, w, out=out)
-        with pytest.raises(ValueError, match=r"^out must not overlap the activation or the filter$"):
+        with pytest.raises(ValueError, match=r"^out must not overlap the filter$"):
             dispatcher.conv2d(x[:1, :1, :4, :4], w, out=w.reshape(1, 1, 4, 4))
         assert memory.min() == memory.max() == 1
         # neighbours do not overlap, and what is copied for the kernel may be overwritten
@@ -182,6 +182,71 @@ def test_an_output_over_an_operand_is_refused(store: Store) -> None:
         assert memory[120:240].min() == memory[120:240].max() == 4
         dispatcher.conv2d(x[:, :, ::-1], w, out=x)
         assert (x[0].min(), x[1].max()) == (4, 16)
+
+
+def epilogue_operands(problem: ConvProblem) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(8)
+    return {n: rng.standard_normal(problem.operand(n)[0], dtype=np.float32) for n in ("scale", "bias", "residual")}
+
+
+@pytest.mark.filterwarnings("ignore::autotune.dispatch.NotTuned")
+@pytest.mark.parametrize(
+    "text", ["bias", "residual", "scale_tensor", "scale_channel", "relu", "scale_channel+bias+residual+relu"]
+)
+def test_conv2d_applies_the_epilogue(store: Store, text: str) -> None:
+    problem = replace(LAYER, epilogue=Epilogue.parse(text))
+    rng = np.random.default_rng(9)
+    x = rng.standard_normal(problem.activation_shape, dtype=np.float32)
+    w = rng.standard_normal(problem.filter_shape, dtype=np.float32)
+    given = {name: array for name, array in epilogue_operands(problem).items() if name in problem.operands}
+    y = Dispatcher(store, device="cpu").conv2d(x, w, padding=1, activation=problem.epilogue.activation, **given)
+    assert reference.compare(problem, y, reference.conv2d(problem, x, w, **given))[0] == 0
+    assert reference.compare(LAYER, y, reference.conv2d(LAYER, x, w))[0] > 0
+
+
+@pytest.mark.filterwarnings("ignore::autotune.dispatch.NotTuned")
+def test_a_scale_is_a_number_or_an_array(store: Store) -> None:
+    dispatcher = Dispatcher(store, device="cpu")
+    rng = np.random.default_rng(10)
+    x = rng.standard_normal((1, 5, 6, 8), dtype=np.float32)
+    w = rng.standard_normal((12, 3, 3, 8), dtype=np.float32)
+    plain = dispatcher.conv2d(x, w)
+    for scale in (2, 0.5, np.float32(0.25), np.array(4, np.float32), np.array([-8], np.float32)):
+        # powers of two: exact
+        assert np.array_equal(dispatcher.conv2d(x, w, scale=scale), plain * np.float32(scale)), scale
+    each = np.repeat(np.array([1, 2, -4], np.float32), 4)
+    assert np.array_equal(dispatcher.conv2d(x, w, scale=each), plain * each)
+
+
+@pytest.mark.filterwarnings("ignore::autotune.dispatch.NotTuned")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"bias": np.zeros(31, np.float32)}, r"^bias must be f32 of shape \(32,\), not float32 of shape \(31,\)$"),
+        ({"bias": np.zeros(32)}, r"^bias must be f32 of shape \(32,\), not float64 of shape \(32,\)$"),
+        (
+            {"scale": np.zeros((1, 32), np.float32)},
+            r"^scale must be f32 of shape \(32,\), not float32 of shape \(1, 32\)$",
+        ),
+        ({"scale": np.zeros(1)}, r"^scale must be f32 of shape \(1,\), not float64 of shape \(1,\)$"),
+        ({"scale": [1.0]}, "^scale must be a number or an array, not list$"),
+        ({"residual": np.zeros((2, 12, 20, 31), np.float32)}, r"^residual must be f32 of shape \(2, 12, 20, 32\), not"),
+        ({"activation": "swish"}, "^unknown activation 'swish': use one of identity, relu$"),
+    ],
+)
+def test_epilogue_operands_that_do_not_fit_are_refused(store: Store, given: dict[str, object], message: str) -> None:
+    x, w = np.zeros(LAYER.activation_shape, np.float32), np.zeros(LAYER.filter_shape, np.float32)
+    with pytest.raises(ValueError, match=message) as caught:
+        Dispatcher(store, device="cpu").conv2d(x, w, padding=1, **given)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore::autotune.dispatch.NotTuned")
+def test_the_output_must_not_overlap_the_residual(store: Store) -> None:
+    x, w = np.zeros(LAYER.activation_shape, np.float32), np.zeros(LAYER.filter_shape, np.float32)
+    out = np.zeros(LAYER.output_shape, np.float32)
+    with pytest.raises(ValueError, match=r"^out must not overlap the residual$"):
+        Dispatcher(store, device="cpu").conv2d(x, w, residual=out, padding=1, out=out)
 
 
 def test_strides_and_paddings_may_be_lists_and_arrays(store: Store) -> None:
