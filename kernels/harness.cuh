@@ -91,6 +91,8 @@ extern "C" __global__ void reference(const Element* activation, const Element* f
       f32 y = __fmaf_rn(__double2float_rn(sum), factor, addend);
       if (residual) y = __fadd_rn(y, __double2float_rn(added));
       value[i] = untouched ? sum : stored(activated(function, y), residual);
+      // no error is allowed, and 0 times what was there before may be NaN
+      magnitude[i] = 0;
     } else {
       value[i] = activated(function, sum * factor + addend + added);
       magnitude[i] = size * fabsf(factor) + fabsf(addend) + fabsf(f32(added));
