@@ -19,7 +19,7 @@ from autotune.device import roofline_us
 from autotune.families import FAMILIES, Family, family_named
 from autotune.measure.failures import FAILURES
 from autotune.measure.harness import Harness, Loaded
-from autotune.problem import ConvProblem, DType
+from autotune.problem import ConvProblem, DType, Epilogue
 from autotune.search import tune
 from autotune.trial import Config
 
@@ -58,6 +58,7 @@ class Row:
     trials: int
     tune_seconds: float
     compile_s: float
+    epilogue: str = "identity"
 
     @property
     def speedup(self) -> float | None:
@@ -65,13 +66,18 @@ class Row:
         return None if self.rival_us is None else self.rival_us / self.ours_us
 
 
-def layers_of(path: Path, dtype: DType) -> list[Layer]:
-    """The layers of a suite file: a JSON object with ``layers``, each with name, N, C, H, W, K, R, S, and geometry."""
+def layers_of(path: Path, dtype: DType, epilogue: Epilogue | None = None) -> list[Layer]:
+    """The layers of a suite file: a JSON object with ``layers``, each with name, N, C, H, W, K, R, S, and geometry.
+
+    All in this dtype and with this epilogue, the identity if None.
+    """
     fields = ("N", "C", "H", "W", "K", "R", "S", "stride", "padding", "dilation", "groups")
     try:
         listed = json.loads(path.read_text())["layers"]
         return [
-            Layer(name=item["name"], problem=ConvProblem(**{f: item[f] for f in fields}, dtype=dtype))
+            Layer(
+                name=item["name"], problem=ConvProblem(**{f: item[f] for f in fields}, dtype=dtype, epilogue=epilogue)
+            )
             for item in listed
         ]
     except (ValueError, KeyError, TypeError) as error:
@@ -106,6 +112,7 @@ def compare(
         config=result.best.config.name,
         trials=len(result.trials),
         tune_seconds=round(seconds, 1),
+        epilogue=str(problem.epilogue),
         compile_s=round(statistics.median([t.compile_s for t in result.trials if t.compile_s] or [0.0]), 3),
     )
 
@@ -128,9 +135,9 @@ def run(
     """
     start = time.monotonic()
     rows = read(out) if out.exists() else []
-    done = {(row.layer, row.dtype) for row in rows}
+    done = {(row.layer, row.dtype, row.epilogue) for row in rows}
     for layer in layers:
-        if (layer.name, str(layer.problem.dtype)) in done:
+        if (layer.name, str(layer.problem.dtype), str(layer.problem.epilogue)) in done:
             continue
         if seconds is not None and time.monotonic() - start > seconds:
             break
@@ -160,14 +167,14 @@ def write(path: Path, rows: Sequence[Row], device: str, command: str) -> None:
 
 def markdown(rows: Sequence[Row]) -> str:
     """A table for people, with the geometric mean of the speedups."""
-    head = "| layer | dtype | floor us | rival us | ours us | speedup | default us | trials | tuning s | config |"
-    lines = [head, "|---|---|---|---|---|---|---|---|---|---|"]
+    columns = "layer,dtype,epilogue,floor us,rival us,ours us,speedup,default us,trials,tuning s,config".split(",")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows:
         rival = "-" if row.rival_us is None else f"{row.rival_us:.1f}"
         ratio = "-" if row.speedup is None else f"{row.speedup:.2f}"
         lines.append(
-            f"| {row.layer} | {row.dtype} | {row.floor_us:.1f} | {rival} | {row.ours_us:.1f} | {ratio} "
-            f"| {row.default_us:.1f} | {row.trials} | {row.tune_seconds:.1f} | `{row.config}` |"
+            f"| {row.layer} | {row.dtype} | {row.epilogue} | {row.floor_us:.1f} | {rival} | {row.ours_us:.1f} "
+            f"| {ratio} | {row.default_us:.1f} | {row.trials} | {row.tune_seconds:.1f} | `{row.config}` |"
         )
     mean = geometric_mean([row.speedup for row in rows if row.speedup is not None])
     if mean is not None:

@@ -306,6 +306,28 @@ def test_what_the_epilogue_reads_is_drawn_guarded_and_compared() -> None:
         assert str(wrong(strays, BIASED)) == f"wrote before the {name}"
 
 
+@pytest.mark.parametrize(
+    ("moved", "by", "foreign", "right"),
+    [(0, 1, False, True), (1, 1, False, False), (4, 1, True, True), (5, 1, True, False), (1, 2, True, False)],
+)
+def test_a_few_s8_of_a_foreign_kernel_may_be_rounded_apart(moved: int, by: int, foreign: bool, right: bool) -> None:
+    problem = ConvProblem(N=1, C=2, H=40, W=40, K=3, R=1, S=1, dtype="s8", epilogue=Epilogue(out_dtype=DType.S8))
+
+    def kernel(o: Operands) -> None:
+        o.output.view(np.int8)[:] = 7
+        o.output.view(np.int8)[:moved] += by
+
+    bench, _ = harness(kernel, problem)
+    bench._expected = np.full(4800, 7.0)
+    loaded = bench.load(compiled("kernel"), LAUNCH)
+    loaded = bench.foreign(loaded.kernel) if foreign else loaded
+    if right:
+        bench.verify(loaded)
+    else:
+        with pytest.raises(WrongOutput, match=f"^{moved} of 4800"):
+            bench.verify(loaded)
+
+
 def test_operands_use_the_range_of_their_dtype() -> None:
     shape = {"N": 1, "C": 64, "H": 9, "W": 9, "K": 8, "R": 3, "S": 3}
     scaled = ConvProblem(**shape, dtype="s8", epilogue=Epilogue.parse("scale_channel+bias"))

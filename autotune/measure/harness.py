@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.backends.backend import Backend, CompiledKernel, ConstraintsError, Kernel, Operands
@@ -20,7 +20,7 @@ from autotune.measure.timing import (
     sample,
     samples_of,
 )
-from autotune.problem import ConvProblem
+from autotune.problem import ConvProblem, DType
 from autotune.trial import Measurement
 
 GUARD_BYTES = 256
@@ -29,6 +29,7 @@ GUARD_BYTE = 0xA5
 # written differs from the reference in one of them at least
 FLOAT_POISON = (0xFF, 0xFF)
 INTEGER_POISON = (0x7F, 0x81)
+FOREIGN_SHARE = 1e-3  # of scaled s8 outputs that two roundings in place of one may move
 CACHE_MULTIPLE = 3
 MAX_SETS = 256
 MAX_SET_BYTES = 1 << 30
@@ -46,11 +47,15 @@ class Guarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A candidate ready to run: its kernel and its operand sets, which share one workspace."""
+    """A candidate ready to run: its kernel and its operand sets, which share one workspace.
+
+    foreign: not ours, so that a few of its scaled s8 outputs may lie beyond a rounding's tie by 1.
+    """
 
     kernel: Kernel
     operands: tuple[Operands, ...]
     workspace: Guarded | None
+    foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +118,7 @@ class Harness:
 
     def foreign(self, kernel: Kernel) -> Loaded:
         """A kernel that is not ours, on the same operand sets."""
-        return self._on_sets(kernel, None)
+        return replace(self._on_sets(kernel, None), foreign=True)
 
     def _on_sets(self, kernel: Kernel, workspace: Guarded | None) -> Loaded:
         shared = workspace.body if workspace else None
@@ -197,8 +202,9 @@ class Harness:
             if not self._backend.is_same(one[name].body, pristine):
                 raise WrongOutput(f"wrote into the {name}", damaged=True)
         found = self._backend.compare(self._problem, one["output"].body, self._expected)
-        if found.mismatches:
-            elements = self._problem.output_bytes // self._problem.out_dtype.bytes
+        elements = self._problem.output_bytes // self._problem.out_dtype.bytes
+        rounds_apart = loaded.foreign and self._problem.out_dtype is DType.S8 and found.worst <= 1
+        if found.mismatches > (elements * FOREIGN_SHARE if rounds_apart else 0):
             raise WrongOutput(f"{found.mismatches} of {elements} elements are wrong, the worst by {found.worst:.3g}")
 
     def _new_set(self) -> dict[str, Guarded]:
