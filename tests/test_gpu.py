@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from conftest import EDGE_PROBLEMS
 
-from autotune import ConvProblem, Dispatcher, Status, Store, reference, tune
+from autotune import ConvProblem, Dispatcher, Epilogue, Status, Store, reference, tune
 from autotune.backends import Backend, Compiler, compiler_for, find, open_backend
+from autotune.backends.operands import drawn
 from autotune.dispatch import NotTuned
 from autotune.families import FAMILIES, Family, IgemmMma
 from autotune.measure.harness import Harness
@@ -112,10 +113,41 @@ def test_every_knob_value_is_right(backend: Backend, compiler: Compiler, family:
     assert {name for name, _ in missed} <= {"cta_n"}, missed
 
 
+# text, input and output dtype
+EPILOGUES = [
+    *((text, d, d) for text in ("bias+relu", "residual", "scale_channel+bias+residual+relu") for d in ("f16", "bf16")),
+    ("scale_tensor+bias+residual", "f16", "f32"),
+    ("relu", "bf16", "f32"),
+    ("scale_channel+bias+relu", "s8", "s8"),
+    ("scale_tensor+bias", "s8", "s8"),
+    ("identity", "s8", "s8"),
+    ("scale_channel+bias+residual+relu", "s8", "f32"),
+    ("scale_tensor+bias+relu", "s8", "f16"),
+    ("bias+residual+relu", "s8", "s32"),
+]
+# adjacent filters of a thread: as many as there can be, fewer, one by one; two tiles of filters
+FILTERS = (64, 24, 13, 200)
+
+
+@pytest.mark.parametrize(("text", "dtype", "out"), EPILOGUES)
+@pytest.mark.parametrize("family", CUDA, ids=lambda family: family.name)
+def test_epilogues_are_right(
+    backend: Backend, compiler: Compiler, family: Family, text: str, dtype: str, out: str
+) -> None:
+    epilogue = Epilogue.parse(text, DType.of(out))
+    layer = {"N": 3, "C": 32, "H": 21, "W": 27, "R": 3, "S": 3, "padding": 1, "dtype": dtype, "epilogue": epilogue}
+    problems = [ConvProblem(**layer, K=filters) for filters in FILTERS]  # type: ignore[arg-type]
+    if family.unsupported(problems[0], backend.spec):
+        pytest.skip(str(family.unsupported(problems[0], backend.spec)))
+    for seed, problem in enumerate(problems):
+        configs = family.configs(problem, backend.spec)
+        some = random.Random(seed).sample(configs, 3)
+        split = [c for c in configs if ("split_k", 2) in c.knobs][:1]
+        verify(backend, compiler, family, problem, [configs[0], *some, *split], seed)
+
+
 @pytest.mark.parametrize(("dtype", "out"), [("f16", "f32"), ("bf16", "f32"), ("s8", "f32")])
 def test_float32_outputs_are_right(backend: Backend, compiler: Compiler, dtype: str, out: str) -> None:
-    from autotune import Epilogue
-
     problem = ConvProblem(
         **{"N": 2, "C": 24, "H": 13, "W": 17, "K": 40, "R": 3, "S": 3, "padding": 1, "dtype": dtype},
         epilogue=Epilogue(out_dtype=DType.of(out)),
@@ -125,23 +157,34 @@ def test_float32_outputs_are_right(backend: Backend, compiler: Compiler, dtype: 
         verify(backend, compiler, family, problem, [configs[0], *random.Random(5).sample(configs, 4)], seed=5)
 
 
+def agrees_with_numpy(backend: Backend, problem: ConvProblem, seed: int) -> None:
+    buffers = drawn(backend, problem, seed)
+    value, magnitude = backend.reference(problem, **buffers)
+    host = {}
+    for name, buffer in buffers.items():
+        shape, dtype = problem.operand(name)
+        host[name] = buffer.get().view(reference.STORAGE[dtype]).reshape(shape)
+    expected = reference.conv2d(problem, **host)
+    if expected.magnitude is None:
+        assert np.array_equal(value.get().view(np.float64), expected.value.ravel()), problem
+        return
+    assert np.allclose(value.get().view(np.float64), expected.value.ravel(), rtol=1e-12, atol=1e-9), problem
+    assert np.allclose(magnitude.get().view(np.float32), expected.magnitude.ravel(), rtol=1e-3, atol=1e-6), problem
+
+
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "s8"])
 def test_the_devices_reference_agrees_with_numpys(backend: Backend, dtype: str) -> None:
     for index, problem in enumerate(problems(dtype)):
-        buffers = []
-        for size in (problem.activation_bytes, problem.filter_bytes):
-            buffer = backend.allocate(size)
-            backend.randomize(buffer, problem.dtype, index + len(buffers), 1.0)
-            buffers.append(buffer)
-        value, magnitude = backend.reference(problem, *buffers)
-        held = reference.STORAGE[problem.dtype]
-        shapes = (problem.activation_shape, problem.filter_shape)
-        host = [b.get().view(held).reshape(shape) for b, shape in zip(buffers, shapes, strict=True)]
-        expected = reference.conv2d(problem, *host)
-        assert np.allclose(value.get().view(np.float64), expected.value.ravel(), rtol=1e-12, atol=1e-9), problem
-        if expected.magnitude is not None:
-            found = magnitude.get().view(np.float32)
-            assert np.allclose(found, expected.magnitude.ravel(), rtol=1e-3, atol=1e-6), problem
+        agrees_with_numpy(backend, problem, index)
+
+
+@pytest.mark.parametrize(("text", "dtype", "out"), EPILOGUES)
+def test_the_devices_reference_of_epilogues_agrees_with_numpys(
+    backend: Backend, text: str, dtype: str, out: str
+) -> None:
+    epilogue = Epilogue.parse(text, DType.of(out))
+    for seed, name in enumerate(("plain-3x3", "grouped", "c13-k5")):
+        agrees_with_numpy(backend, replace(EDGE_PROBLEMS(dtype)[name], epilogue=epilogue), seed)
 
 
 def test_more_than_2_31_elements(backend: Backend, compiler: Compiler) -> None:
@@ -191,6 +234,38 @@ def operands(problem: ConvProblem, seed: int) -> tuple[Any, Any, np.ndarray, np.
         x = rng.standard_normal(problem.activation_shape).astype(np.float16)
         w = rng.standard_normal(problem.filter_shape).astype(np.float16)
     return cupy.asarray(x), cupy.asarray(w), x, w
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "out"),
+    [("scale_channel+bias+relu", "s8", "s8"), ("scale_tensor+bias", "s8", "f32"), ("bias+residual+relu", "f16", "f16")],
+)
+def test_conv2d_applies_the_epilogue(store: Store, text: str, dtype: str, out: str) -> None:
+    import cupy
+
+    epilogue = Epilogue.parse(text, DType.of(out))
+    problem = ConvProblem(N=2, C=32, H=13, W=15, K=40, R=3, S=3, padding=1, dtype=dtype, epilogue=epilogue)
+    x, w, host_x, host_w = operands(problem, 6)
+    rng = np.random.default_rng(7)
+    given = {}
+    for name in epilogue.operands:
+        shape, kind = problem.operand(name)
+        given[name] = (rng.standard_normal(shape) * (1e-3 if name == "scale" else 9)).astype(reference.STORAGE[kind])
+    dispatcher = Dispatcher(store, device="cuda")
+    arrays = {name: cupy.asarray(array) for name, array in given.items()}
+    call = {"padding": 1, "activation": epilogue.activation, "out_dtype": out}
+    y = dispatcher.conv2d(x, w, **arrays, **call)
+    expected = reference.conv2d(problem, host_x, host_w, **given)
+    assert reference.compare(problem, y.get(), expected)[0] == 0
+    if epilogue.scale == "tensor":
+        # a number is the same as an array of it, also on another stream
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            again = dispatcher.conv2d(x, w, arrays["bias"], scale=float(given["scale"][0]), **call)
+            stream.synchronize()
+        assert (again == y).all()
+    wrong = arrays | {"bias": arrays["bias"].astype("f2")}
+    with pytest.raises(ValueError, match="bias has the dtype float16, the layer needs f32"):
+        dispatcher.conv2d(x, w, **wrong, **call)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "s8"])
