@@ -12,24 +12,26 @@ from gpu_models import GPU_MODELS
 from host_execution import Case
 
 from autotune.families import Family
-from autotune.problem import ConvProblem
+from autotune.problem import ConvProblem, DType, Epilogue
+from autotune.resources import folder
 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """One change of the file of a family's kernel: ``old``, which occurs there once, becomes ``new``."""
+    """One change of a file in kernels/: ``old``, which occurs there once, becomes ``new``. family: whose suite runs."""
 
     name: str
     family: str
+    file: str
     old: str
     new: str
 
     def apply(self, kernels: Path) -> None:
         """Change the copy of the sources in this folder; ValueError when ``old`` does not occur exactly once."""
-        path = kernels / f"{self.family}.cuh"
+        path = kernels / self.file
         text = path.read_text()
         if text.count(self.old) != 1:
-            raise ValueError(f"{self.name}: {self.old!r} occurs {text.count(self.old)} times in {path.name}")
+            raise ValueError(f"{self.name}: {self.old!r} occurs {text.count(self.old)} times in {self.file}")
         path.write_text(text.replace(self.old, self.new))
 
 
@@ -40,7 +42,7 @@ def suite(family: Family) -> list[Case]:
     covered: set[tuple[str, int]] = set()
     found: list[Case] = []
     # few multiprocessors: blocks walk over many tiles; one of them also has all filters
-    for layer, sm_count in [(layer, 3) for layer in layers] + [(layer, 1) for layer in _LARGE]:
+    for layer, sm_count in [(layer, 3) for layer in (*layers, *_FINISHED)] + [(layer, 1) for layer in _LARGE]:
         models = [spec for spec in GPU_MODELS.values() if family.unsupported(layer, spec) is None]
         if not models:
             continue
@@ -82,9 +84,34 @@ _LARGE = (
 )
 
 
+# adjacent filters of a thread: as many as there are, two, one by one
+_EPILOGUES = (
+    ("scale_channel+bias+residual+relu", "f16", "f16", 64),
+    ("scale_tensor+bias+relu", "f16", "f32", 13),
+    ("bias+residual+relu", "f16", "f16", 20),
+    ("scale_channel", "f16", "f16", 24),
+    ("scale_channel", "f16", "f32", 13),
+    ("scale_channel+bias+relu", "s8", "s8", 64),
+    ("scale_channel+bias+residual", "s8", "f32", 64),
+    ("scale_tensor+bias+residual+relu", "s8", "f16", 13),
+    ("bias+relu", "s8", "s32", 24),
+    ("identity", "s8", "s8", 20),
+)
+_FINISHED = tuple(
+    ConvProblem(
+        **{"N": 2, "C": 16, "H": 9, "W": 11, "K": filters, "R": 3, "S": 3, "padding": 1, "dtype": dtype},  # type: ignore[arg-type]
+        epilogue=Epilogue.parse(text, DType.of(out)),
+    )
+    for text, dtype, out, filters in _EPILOGUES
+)
+
+
 def mutations() -> list[Mutation]:
-    """Those of every family, from the files in tests/mutations."""
-    files = sorted((Path(__file__).parent / "mutations").glob("*.toml"))
-    return [
-        Mutation(family=path.stem, **entry) for path in files for entry in tomllib.loads(path.read_text())["mutation"]
-    ]
+    """Those in tests/mutations: a file there for each of kernels, whose family's suite runs unless it names another."""
+    found = []
+    for path in sorted((Path(__file__).parent / "mutations").glob("*.toml")):
+        name = f"{path.stem}.cuh"
+        file = name if (folder("kernels") / name).is_file() else f"include/{name}"
+        entries = tomllib.loads(path.read_text())["mutation"]
+        found += [Mutation(**{"family": path.stem, "file": file} | entry) for entry in entries]
+    return found

@@ -20,12 +20,12 @@ SAMPLE = 3  # of each family
 HOW_TO = "run scripts/mutate-kernels after a change of kernels or mutations"
 
 
-@pytest.mark.parametrize("mutation", mutations(), ids=lambda mutation: f"{mutation.family}: {mutation.name}")
+@pytest.mark.parametrize("mutation", mutations(), ids=lambda mutation: f"{mutation.file}: {mutation.name}")
 def test_applies_to_the_present_sources(mutation: Mutation, tmp_path: Path) -> None:
-    kernel = f"{mutation.family}.cuh"
-    shutil.copy(folder("kernels") / kernel, tmp_path)
-    mutation.apply(tmp_path)
-    assert (tmp_path / kernel).read_text() != (folder("kernels") / kernel).read_text()
+    changed = tmp_path / "kernels"
+    shutil.copytree(folder("kernels"), changed)
+    mutation.apply(changed)
+    assert (changed / mutation.file).read_text() != (folder("kernels") / mutation.file).read_text()
 
 
 def test_tracked_results_are_of_these_mutations() -> None:
@@ -39,7 +39,7 @@ def test_tracked_results_are_of_these_mutations() -> None:
 
 @pytest.mark.parametrize("name", CUDA_FAMILIES)
 def test_the_host_finds_a_sample(name: str, tmp_path: Path) -> None:
-    mine = [mutation for mutation in mutations() if mutation.family == name]
+    mine = [mutation for mutation in mutations() if mutation.file == f"{name}.cuh"]
     assert len(mine) >= 20, f"write tests/mutations/{name}.toml: deliberate faults of kernels/{name}.cuh"
     caught = {(row["family"], row["mutation"]): row["caught"] for row in json.loads(RESULTS.read_text())}
     family = family_named(name)
