@@ -139,13 +139,13 @@ def newer(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     """Make this process a version whose schema is one further; the folder of its migrations."""
     folder = tmp_path_factory.mktemp("100% new") / "migrations"
     shutil.copytree(schema.migrations(), folder)
-    _write_next(folder)
+    write_next(folder)
     monkeypatch.setattr(schema, "migrations", lambda: folder)
     monkeypatch.setattr(schema, "SCHEMA_VERSION", "9999")
     return folder
 
 
-def _write_next(folder: Path, extra: str = "", recreate: str = "auto") -> None:
+def write_next(folder: Path, extra: str = "", recreate: str = "auto") -> None:
     text = _NEXT.format(down=SCHEMA_VERSION, extra=extra, recreate=recreate)
     (folder / "versions" / "9999_note.py").write_text(text)
 
@@ -184,17 +184,17 @@ def test_an_older_database_is_upgraded_after_a_backup(old: str, newer: Path) -> 
 def test_a_file_whose_tables_are_built_anew_keeps_its_links(tmp_path: Path, newer: Path) -> None:
     path = str(tmp_path / "tuning.db")
     shutil.copy(stored_databases.FOLDER / f"schema-{SCHEMA_VERSION}.db", path)
-    _write_next(newer, recreate="always")
+    write_next(newer, recreate="always")
     with Store(path) as store:
         assert store.records() == list(stored_databases.RECORDS)
     assert _query(path, "PRAGMA foreign_key_check") == []
 
 
 def test_an_upgrade_that_fails_changes_nothing(old: str, newer: Path) -> None:
-    _write_next(newer, "op.execute('DELETE FROM layer')", recreate="always" if "://" not in old else "auto")
+    write_next(newer, "op.execute('DELETE FROM layer')", recreate="always" if "://" not in old else "auto")
     with pytest.raises(StoreError, match=r"without their layer or device$|violates foreign key"):
         Store(old)
-    _write_next(newer, "op.execute('nonsense')")
+    write_next(newer, "op.execute('nonsense')")
     with pytest.raises(StoreError, match="syntax error") as caught:
         Store(old)
     assert "\n" not in str(caught.value)

@@ -201,6 +201,45 @@ def test_threads_share_a_store(store: Store) -> None:
     assert best.time_us == 20.0
 
 
+def test_a_limit_counts_other_configs(store: Store) -> None:
+    assert store.add_trial(trial(0), limit=2)
+    assert store.add_trial(failure(1), limit=2)
+    assert not store.add_trial(trial(2), limit=2)
+    # one that is there already is replaced
+    assert store.add_trial(trial(1, time_us=3.0), limit=2)
+    assert store.add_trial(trial(2, problem=layer(1)), limit=1)
+    assert store.add_trial(trial(2, device=CPU), limit=1)
+    assert store.trials(layer(), GPU) == [trial(0), trial(1, time_us=3.0)]
+    assert store.add_trial(trial(2))
+    assert not store.add_trial(trial(3), limit=0)
+
+
+def test_a_record_is_offered_with_its_trial_or_not_at_all(store: Store) -> None:
+    assert store.add_trial(trial(0), limit=1, record=record(10.0, 0))
+    assert store.best(layer(), GPU) == record(10.0, 0)
+    assert store.add_trial(trial(0), limit=1, record=record(11.0, 0))
+    assert store.best(layer(), GPU) == record(10.0, 0)
+    assert not store.add_trial(trial(1), limit=1, record=record(5.0, 1))
+    assert store.best(layer(), GPU) == record(10.0, 0)
+    assert store.add_trial(trial(1), limit=2, record=record(5.0, 1))
+    assert store.best(layer(), GPU) == record(5.0, 1)
+
+
+def test_a_limit_that_threads_share_is_kept(store: Store) -> None:
+    added: list[bool] = []
+
+    def work(thread: int) -> None:
+        for i in range(5):
+            added.append(store.add_trial(trial(5 * thread + i), limit=7))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(added), sum(added), len(store.trials(layer(), GPU))) == (40, 7, 7)
+
+
 def test_a_closed_store_says_so(tmp_path: Path) -> None:
     store = Store(tmp_path / "tuning.db")
     store.close()

@@ -9,12 +9,11 @@ import shutil
 import sqlite3
 import stat
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from store_samples import GPU, config, in_a_fork, layer, record, release, start, trial
+from store_samples import GPU, config, in_a_fork, layer, record, trial
 
 from autotune.store import Store, StoreError, engine
 
@@ -50,20 +49,6 @@ def locked(tmp_path: Path) -> Iterator[tuple[Path, sqlite3.Connection]]:
     connection.execute("BEGIN IMMEDIATE")
     yield path, connection
     connection.close()
-
-
-def test_a_busy_writer_is_waited_for(locked: tuple[Path, sqlite3.Connection]) -> None:
-    path, connection = locked
-    writer = start("Store(sys.argv[1]).add_trial(samples.trial(1)); print('written')", path)
-    release(writer)
-    time.sleep(1.0)
-    assert writer.poll() is None
-    # readers are not held up
-    with Store(path) as store:
-        assert store.trial_names(layer(), GPU) == {config(0).name}
-        connection.execute("COMMIT")
-        assert writer.communicate(timeout=60)[0] == "written\n"
-        assert store.trial_names(layer(), GPU) == {config(0).name, config(1).name}
 
 
 def test_a_lock_held_for_too_long_is_a_clear_error(
@@ -268,26 +253,6 @@ def test_a_file_in_place_of_the_directory_is_a_clear_error(tmp_path: Path) -> No
 
 
 # Copies, permissions, space
-
-
-def test_a_backup_made_while_a_writer_is_at_work_holds_every_committed_row(tmp_path: Path) -> None:
-    path = tmp_path / "tuning.db"
-    code = "store = Store(sys.argv[1])\nfor i in range(10**6): store.add_trial(samples.trial(i)); print(i, flush=True)"
-    Store(path).close()
-    writer = start(code, path)
-    release(writer)
-    assert writer.stdout is not None
-    while int(writer.stdout.readline()) < 30:
-        pass
-    with Store(path) as store:
-        store.backup(tmp_path / "copy.db")
-    writer.kill()
-    writer.communicate()
-    assert [name for name in names(tmp_path) if "copy" in name] == ["copy.db"]
-    with Store(tmp_path / "copy.db") as copy:
-        assert copy.check() == []
-        assert copy.trial_names(layer(), GPU) >= {config(i).name for i in range(31)}
-        copy.add_trial(trial(0))
 
 
 def test_the_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:

@@ -1,13 +1,11 @@
-"""Databases that many processes share, some of them killed: what was committed is there, and nothing is twice."""
+"""Databases that many processes share: what was committed is there, and nothing is twice."""
 
 from __future__ import annotations
 
-import random
-import time
 from pathlib import Path
 
 import pytest
-from store_samples import GPU, config, in_a_fork, layer, release, run_at_once, start, trial
+from store_samples import GPU, config, in_a_fork, layer, run_at_once, trial
 
 from autotune.store import Store
 
@@ -19,21 +17,6 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         url: str = request.getfixturevalue("postgresql")
         return url
     return str(tmp_path / "new" / "tuning.db")
-
-
-def test_processes_starting_on_a_fresh_path_lose_nothing(location: str) -> None:
-    code = (
-        "with Store(sys.argv[1]) as store:\n"
-        "    for i in range(5): store.add_trial(samples.trial(i, problem=samples.layer(int(sys.argv[2]))))\n"
-    )
-    run_at_once(code, [(location, number) for number in range(8)])
-    with Store(location) as store:
-        assert store.check() == []
-        found = [store.trials(layer(number), GPU) for number in range(8)]
-    assert found == [[trial(i, problem=layer(number)) for i in range(5)] for number in range(8)]
-    if "://" not in location:
-        # nothing is left of the databases that came second
-        assert [path.name for path in Path(location).parent.iterdir()] == ["tuning.db"]
 
 
 def test_processes_on_one_layer_keep_the_fastest_and_no_trial_twice(location: str) -> None:
@@ -53,32 +36,6 @@ def test_processes_on_one_layer_keep_the_fastest_and_no_trial_twice(location: st
     assert best is not None
     assert best.time_us == min(times.values())
     assert "took" in "".join(printed)
-
-
-def test_a_killed_writer_loses_no_committed_trial(location: str) -> None:
-    code = (
-        "store = Store(sys.argv[1])\n"
-        "for i in range(int(sys.argv[2]), 10**6):\n"
-        "    store.add_trial(samples.trial(i))\n"
-        "    store.offer(samples.record(1e6 / (1 + i), i))\n"
-        "    print(i, flush=True)\n"
-    )
-    draw = random.Random(5)
-    committed = -1
-    for _ in range(6):
-        writer = start(code, location, committed + 1)
-        release(writer)
-        # from before the file exists to many commits later
-        time.sleep(draw.uniform(0.0, 0.25))
-        writer.kill()
-        printed, _ = writer.communicate()
-        committed = max([committed, *map(int, printed.split())])
-        with Store(location) as store:
-            assert store.check() == []
-            assert store.trial_names(layer(), GPU) >= {config(i).name for i in range(committed + 1)}
-            best = store.best(layer(), GPU)
-            assert committed < 0 or (best is not None and best.time_us <= 1e6 / (1 + committed))
-    assert committed > 0
 
 
 def test_a_forked_child_has_connections_of_its_own(location: str) -> None:

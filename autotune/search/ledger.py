@@ -62,14 +62,13 @@ class Ledger:
 
     def commit(self, trial: Trial) -> bool:
         """Write a trial, and the record if it is the fastest; False when others have used up the budget meanwhile."""
-        names = () if self._force else self._store.trial_names(self._problem, self._device)
-        if len(names) >= self._budget and trial.config.name not in names:
-            return False
         best = self.best
-        if trial.measurement and not self._force and (best is None or _time_us(trial) < _time_us(best)):
-            # before the trial: whoever is killed in between measures it again rather than losing the record
-            self._store.offer(record_of(trial))
-        self.update(trial)
+        is_best = trial.measurement and not self._force and (best is None or _time_us(trial) < _time_us(best))
+        # in one transaction: whoever is killed loses both or none, and a budget that others share is kept
+        limit, record = None if self._force else self._budget, record_of(trial) if is_best else None
+        if not self._store.add_trial(trial, limit=limit, record=record):
+            return False
+        self._counted[trial.config.name] = trial
         self.measured.append(trial)
         return True
 

@@ -81,12 +81,24 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
 
-    def add_trial(self, trial: Trial) -> None:
-        """Keep a trial, in place of an earlier one of the same problem, device model and config."""
+    def add_trial(self, trial: Trial, *, limit: int | None = None, record: Record | None = None) -> bool:
+        """Keep a trial, in place of an earlier one of the same problem, device model and config.
+
+        limit: do nothing and return False where so many other configs have a trial already, whoever adds them at this
+        very moment. record: of the same layer and device, offered in the same transaction: see ``offer``.
+        """
         with self._transaction(writes=True) as connection:
             device_id = statements.state_device(connection, trial.device)
-            layer_id = statements.layer_ids(connection, [trial.problem])[str(trial.problem)]
-            statements.put_trials(connection, layer_id, device_id, [trial])
+            shared = limit is not None or record is not None
+            layer_ids = statements.layer_ids(connection, [trial.problem], lock=shared)
+            if limit is not None:
+                names = statements.trial_names(connection, trial.problem, device_id)
+                if len(names) >= limit and trial.config.name not in names:
+                    return False
+            statements.put_trials(connection, layer_ids[str(trial.problem)], device_id, [trial])
+            if record is not None:
+                _offer(connection, record, device_id, layer_ids)
+            return True
 
     def trials(self, problem: ConvProblem, device: AnyDevice) -> list[Trial]:
         """The trials of a layer on a device, in the order first recorded."""
@@ -161,11 +173,7 @@ class Store:
         with self._transaction(writes=True) as connection:
             device_id = statements.state_device(connection, record.device)
             layer_ids = statements.layer_ids(connection, [record.problem], lock=True)
-            present = statements.record(connection, record.problem, record.device.key)
-            if present is not None and demerit(record) >= demerit(present):
-                return False
-            statements.put_records(connection, layer_ids, {(str(record.problem), device_id): record})
-            return True
+            return _offer(connection, record, device_id, layer_ids)
 
     def replace(self, record: Record) -> None:
         """Make it the record of its layer and device, whatever stood there, atomically."""
@@ -303,6 +311,14 @@ class Store:
             raise StoreError(f"{self._location.label}: {engines.reason(error)}") from error
         except OSError as error:
             raise StoreError(f"{self._location.label}: {error.strerror or error}") from error
+
+
+def _offer(connection: Connection, record: Record, device_id: int, layer_ids: Mapping[str, int]) -> bool:
+    present = statements.record(connection, record.problem, record.device.key)
+    if present is not None and demerit(record) >= demerit(present):
+        return False
+    statements.put_records(connection, layer_ids, {(str(record.problem), device_id): record})
+    return True
 
 
 def _settle(
