@@ -118,6 +118,17 @@ def test_the_default_is_the_environment_then_the_user_directory(
         Store()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user whom the system does not know")
+def test_a_user_without_a_home_directory_is_told_to_name_a_database() -> None:
+    def work() -> object:
+        for name in ("HOME", "AUTOTUNE_DB", "XDG_DATA_HOME"):
+            os.environ.pop(name, None)
+        return Store()
+
+    reason = "no home directory to keep tuning.db in: set AUTOTUNE_DB or name a database"
+    assert in_a_fork(work, user=54321) == f"StoreError: {reason}"
+
+
 def test_a_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     (tmp_path / "near.db").symlink_to(tmp_path / "far" / "tuning.db")
