@@ -298,6 +298,49 @@ def shared_store() -> Iterator[Store]:
         yield opened
 
 
+_CHANGES = {
+    "N": st.integers(1, 40),
+    **{name: st.sampled_from(range(4, 80, 4)) for name in ("C", "K")},
+    "groups": st.sampled_from([1, 2, 4]),
+    **{name: st.integers(7, 40) for name in ("H", "W")},
+    **{name: st.integers(1, 3) for name in ("R", "S")},
+    **{name: st.tuples(st.integers(1, 3), st.integers(1, 3)) for name in ("stride", "dilation")},
+    "padding": st.tuples(*[st.integers(0, 3)] * 4),
+    "dtype": st.sampled_from([DType.F16, DType.BF16, DType.F32, DType.S8]),
+    "layout": st.sampled_from(["nhwc", "nchw"]),
+    "bias": st.booleans(),
+    "residual": st.booleans(),
+    "activation": st.sampled_from(["identity", "relu"]),
+    "scale": st.sampled_from(["none", "tensor", "channel"]),
+    "out_dtype": st.sampled_from([DType.F16, DType.F32]),
+}
+_EPILOGUE = ("bias", "residual", "activation", "scale", "out_dtype")
+
+
+def _problem_of(fields: dict[str, object]) -> ConvProblem:
+    plain = {name: value for name, value in fields.items() if name not in _EPILOGUE}
+    return ConvProblem(**plain, epilogue=Epilogue(**{name: fields[name] for name in _EPILOGUE}))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_field_differs_is_another_key(shared_store: Store, data: st.DataObject) -> None:
+    fields = {name: data.draw(values, label=name) for name, values in _CHANGES.items()}
+    changed = data.draw(st.sampled_from(sorted(_CHANGES)), label="changed")
+    other = fields | {changed: data.draw(_CHANGES[changed], label="to")}
+    base, different = _problem_of(fields), _problem_of(other)
+    means_nothing = changed == "dilation" and all(
+        fields["dilation"][axis] == other["dilation"][axis] or fields["RS"[axis]] == 1 for axis in (0, 1)
+    )
+    same = fields[changed] == other[changed] or means_nothing
+    assert (str(base) == str(different)) == (base == different) == same
+    assert ConvProblem.parse(str(base)) == base
+    shared_store.replace(record(1.0, problem=base))
+    shared_store.replace(record(2.0, problem=different))
+    assert shared_store.best(different, GPU) == record(2.0, problem=different)
+    assert shared_store.best(base, GPU) == record(2.0 if same else 1.0, problem=base)
+
+
 _BASE = {"N": 2, "C": 8, "H": 9, "W": 9, "K": 8, "R": 3, "S": 3, "padding": 1, "dtype": "s8"}
 
 

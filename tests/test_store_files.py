@@ -63,6 +63,20 @@ def test_a_lock_held_for_too_long_is_a_clear_error(
         assert store.trials(layer(), GPU) == [trial(0)]
 
 
+def test_a_reader_at_work_does_not_hold_up_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "BUSY_S", 0.2)
+    with Store(tmp_path / "tuning.db") as store:
+        store.add_trial(trial(0))
+        reader = sqlite3.connect(tmp_path / "tuning.db", isolation_level=None)
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM trial").fetchall() == [(1,)]
+        store.add_trial(trial(1))
+        assert store.trials(layer(), GPU) == [trial(0), trial(1)]
+        # and goes on seeing what it saw
+        assert reader.execute("SELECT count(*) FROM trial").fetchall() == [(1,)]
+        reader.close()
+
+
 # Paths
 
 
