@@ -7,7 +7,7 @@
 //
 // Config:  rows, warps_p, warps_q (warps along H and W), cta_n, chunk_bytes, stages (halos in shared memory), staging
 //          (1: cp.async, 0: through registers).
-// Problem: the layer's extents, `Element` (f16, bf16, s8), `Output`, and `wide` (offsets beyond 31 bits).
+// Problem: the layer's extents, `Element` (f16, bf16, s8), `wide` (offsets beyond 31 bits), and what epilogue.cuh reads.
 #pragma once
 #include "epilogue.cuh"
 
@@ -45,9 +45,11 @@ struct HaloMma {
   static constexpr int load_bytes = vector_bytes((long long)(Problem::C) * int(sizeof(Element)));
   static constexpr int load_elements = load_bytes / int(sizeof(Element)), columns = row_bytes / load_bytes;
   static constexpr int output_bytes = int(sizeof(Output)), pixel_pitch = cta_n * output_bytes + 16;
-  static constexpr int store_bytes = vector_bytes((long long)(Problem::K) * output_bytes) < cta_n * output_bytes
-                                         ? vector_bytes((long long)(Problem::K) * output_bytes)
-                                         : vector_bytes(cta_n * output_bytes);
+  // divides both a pixel's filters and the tile's
+  static constexpr int store_bytes =
+      vector_bytes((long long)(Problem::K) * output_bytes) < vector_bytes(cta_n * output_bytes)
+          ? vector_bytes((long long)(Problem::K) * output_bytes)
+          : vector_bytes(cta_n * output_bytes);
   static_assert(row_bytes % 32 == 0 && row_bytes <= 128 && cta_n % 8 == 0, "tile");
   static_assert(Config::staging == 0 || load_bytes >= 4, "staging");
 
@@ -140,37 +142,42 @@ struct HaloMma {
     return from >= 0 && from % Problem::stride_h == 0 && from / Problem::stride_h < rows;
   }
 
-  // Converts the tile, turns it in shared memory, and stores whole pixels of adjacent filters.
-  __device__ static __forceinline__ void store(const Accumulator (&acc)[rows][fragments_n][4], char* shared, Output* output, int p0,
-                                               int q0, int n0, int warp_p, int warp_q) {
+  // Finishes the tile, turns it in shared memory, and stores whole pixels of adjacent filters.
+  __device__ static __forceinline__ void store(const Accumulator (&acc)[rows][fragments_n][4], char* shared,
+                                               const Epilogue<Problem>& epilogue, Output* output, s64 image, int p0, int q0, int n0,
+                                               int warp_p, int warp_q) {
     const int lane = int(threadIdx.x) % 32;
-    struct Pair {
-      Output x[2];
-    };
 #pragma unroll
-    for (int o = 0; o < rows; ++o)
+    for (int j = 0; j < fragments_n; ++j) {
+      const int n = j * 8 + lane % 4 * 2;
+      const auto of = epilogue.template filters<2>(n0 + n, Problem::K);
 #pragma unroll
-      for (int j = 0; j < fragments_n; ++j)
+      for (int o = 0; o < rows; ++o)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int pixel = (warp_p * rows + o) * tile_q + warp_q * 16 + half * 8 + lane / 4, n = j * 8 + lane % 4 * 2;
-          const Pair pair{{converted<Output>(acc[o][j][half * 2]), converted<Output>(acc[o][j][half * 2 + 1])}};
+          const int row = warp_p * rows + o, column = warp_q * 16 + half * 8 + lane / 4, p = p0 + row, q = q0 + column;
+          const Accumulator sums[2] = {acc[o][j][half * 2], acc[o][j][half * 2 + 1]};
+          Output pair[2];
+          epilogue.template finish<Problem::K % 2 == 0>(pair, sums, of, image + (Index(p) * Problem::Q + q) * Problem::K + n0 + n,
+                                                        p < Problem::P && q < Problem::Q ? Problem::K - n0 - n : 0);
           Vector<2 * output_bytes> v;
           memcpy(&v, &pair, sizeof v);
-          *reinterpret_cast<Vector<2 * output_bytes>*>(shared + pixel * pixel_pitch + n * output_bytes) = v;
+          *reinterpret_cast<Vector<2 * output_bytes>*>(shared + (row * tile_q + column) * pixel_pitch + n * output_bytes) = v;
         }
+    }
     __syncthreads();
     constexpr int vectors = cta_n * output_bytes / store_bytes, elements = store_bytes / output_bytes;
 #pragma unroll 4
     for (int i = int(threadIdx.x); i < tile_p * tile_q * vectors; i += threads) {
       const int pixel = i / vectors, n = i % vectors * elements, p = p0 + pixel / tile_q, q = q0 + pixel % tile_q;
       if (p < Problem::P && q < Problem::Q && n0 + n < Problem::K)
-        *reinterpret_cast<Vector<store_bytes>*>(output + ((Index(p) * Problem::Q + q) * Problem::K + n0 + n)) =
+        *reinterpret_cast<Vector<store_bytes>*>(output + image + ((Index(p) * Problem::Q + q) * Problem::K + n0 + n)) =
             *reinterpret_cast<const Vector<store_bytes>*>(shared + pixel * pixel_pitch + n * output_bytes);
     }
   }
 
-  __device__ static __forceinline__ void run(const Element* activation, const Element* filter, Output* output, char* shared) {
+  __device__ static __forceinline__ void run(const Element* activation, const Element* filter, Output* output,
+                                             const Epilogue<Problem>& epilogue, char* shared) {
     // filters fastest: neighbouring blocks then share a halo in the second-level cache
     const int block = int(blockIdx.x), n0 = block % tiles_n * cta_n, tile = block / tiles_n;
     const int q0 = tile % tiles_q * tile_q, p0 = tile / tiles_q % tiles_p * tile_p, n = tile / (tiles_q * tiles_p);
@@ -206,7 +213,6 @@ struct HaloMma {
         commit();
       }
     }
-    Output* const out = output + s64(n) * Problem::P * Problem::Q * Problem::K;
-    store(acc, shared, out, p0, q0, n0, warp_p, warp_q);
+    store(acc, shared, epilogue, output, s64(n) * Problem::P * Problem::Q * Problem::K, p0, q0, n0, warp_p, warp_q);
   }
 };

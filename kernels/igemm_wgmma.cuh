@@ -9,7 +9,8 @@
 // times as many. With split_k > 1 several tiles share one output tile's gemm_k; the last to arrive adds up, in order.
 //
 // Config:  rows (of 64 pixels a consumer), cta_n, chunk_bytes, consumers, pingpong, stages, split_k.
-// Problem: the layer's extents, `Element` (f16, bf16, s8), `Output`, and what the family derives (lane_filters, permuted).
+// Problem: the layer's extents, `Element` (f16, bf16, s8), what the family derives (lane_filters, permuted), and what
+// epilogue.cuh reads.
 #pragma once
 #include "epilogue.cuh"
 
@@ -135,42 +136,64 @@ struct IgemmWgmma {
     return true;
   }
 
-  __device__ static __forceinline__ void store(const Accumulator (&acc)[accumulators], Output* output, const Item& item, int group) {
-    const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4, quad = lane % 4;
-    const s64 first = item.m0 + (Config::pingpong ? 0 : group * consumer_m) + warp * 16 + lane / 4;
+  using Filters = typename Epilogue<Problem>::template Filters<lane_filters>;
+
+  // Finishes and stores this thread's filters of one block of a pixel, of which the first block begins at `at` and filter n.
+  __device__ static __forceinline__ void store(const Accumulator (&acc)[accumulators], const Epilogue<Problem>& epilogue,
+                                               const Filters& filters, Output* output, s64 at, int n, int row, int half, int block) {
     constexpr int bytes = lane_filters * int(sizeof(Output)), vector = vector_bytes(bytes);
+    const int skipped = block * block_filters;
+    Output* const target = output + at + skipped;
+    Accumulator sums[lane_filters];
 #pragma unroll
-    for (int row = 0; row < Config::rows; ++row)
+    for (int j = 0; j < lane_filters; ++j)
+      sums[j] = acc[row * registers_per_row + (block + blocks * (j / 2)) * 4 + half * 2 + j % 2];
+    Output y[lane_filters];
+    epilogue.template finish<Problem::permuted>(y, sums, filters, at + skipped, Problem::K - n - skipped);
+    if constexpr (Problem::permuted) {
+      if (Problem::K % cta_n && n + skipped >= Problem::K) return;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const s64 m = first + row * 64 + half * 8;
-        if (m >= gemm_m) continue;
-        Output* const pixel = output + m * Problem::K + item.n0 + quad * lane_filters;
-#pragma unroll
-        for (int block = 0; block < blocks; ++block) {
-          const int n = item.n0 + block * block_filters + quad * lane_filters;
-          Output y[lane_filters];
-#pragma unroll
-          for (int j = 0; j < lane_filters; ++j)
-            y[j] = converted<Output>(acc[row * registers_per_row + (block + blocks * (j / 2)) * 4 + half * 2 + j % 2]);
-          if constexpr (Problem::permuted) {
-            if (Problem::K % cta_n && n >= Problem::K) continue;
-#pragma unroll
-            for (int i = 0; i < bytes / vector; ++i) {
-              Vector<vector> v;
-              memcpy(&v, reinterpret_cast<const char*>(y) + i * vector, vector);
-              ptx::store_streaming(reinterpret_cast<char*>(pixel + block * block_filters) + i * vector, v);
-            }
-          } else {
-#pragma unroll
-            for (int j = 0; j < lane_filters; ++j)
-              if (n + j < Problem::K) pixel[block * block_filters + j] = y[j];
-          }
-        }
+      for (int i = 0; i < bytes / vector; ++i) {
+        Vector<vector> v;
+        memcpy(&v, reinterpret_cast<const char*>(y) + i * vector, vector);
+        ptx::store_streaming(reinterpret_cast<char*>(target) + i * vector, v);
       }
+    } else {
+#pragma unroll
+      for (int j = 0; j < lane_filters; ++j)
+        if (n + skipped + j < Problem::K) target[j] = y[j];
+    }
   }
 
-  __device__ static __forceinline__ void consume(Output* output, void* workspace, u32 ring, u32 full, u32 empty, u32 turn, int group) {
+  __device__ static __forceinline__ void store(const Accumulator (&acc)[accumulators], const Epilogue<Problem>& epilogue,
+                                               Output* output, const Item& item, int group) {
+    const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4, n = item.n0 + lane % 4 * lane_filters;
+    const s64 first = item.m0 + (Config::pingpong ? 0 : group * consumer_m) + warp * 16 + lane / 4;
+    if constexpr (Epilogue<Problem>::per_filter) {
+      // block by block: what belongs to its filters is read once for all pixels
+#pragma unroll
+      for (int block = 0; block < blocks; ++block) {
+        const Filters filters = epilogue.template filters<lane_filters>(n + block * block_filters, Problem::K);
+#pragma unroll
+        for (int x = 0; x < 2 * Config::rows; ++x) {
+          const s64 m = first + x / 2 * 64 + x % 2 * 8;
+          if (m < gemm_m) store(acc, epilogue, filters, output, m * Problem::K + n, n, x / 2, x % 2, block);
+        }
+      }
+    } else {
+      const Filters filters = epilogue.template filters<lane_filters>(0, 0);
+#pragma unroll
+      for (int x = 0; x < 2 * Config::rows; ++x) {
+        const s64 m = first + x / 2 * 64 + x % 2 * 8;
+        if (m >= gemm_m) continue;
+#pragma unroll
+        for (int block = 0; block < blocks; ++block)
+          store(acc, epilogue, filters, output, m * Problem::K + n, n, x / 2, x % 2, block);
+      }
+    }
+  }
+
+  __device__ static __forceinline__ void consume(Output* output, void* workspace, const Epilogue<Problem>& epilogue, u32 ring, u32 full, u32 empty, u32 turn, int group) {
     const int lane = int(threadIdx.x) % 32;
     int stage = 0, round = 0;
     u32 parity = 0;
@@ -220,12 +243,12 @@ struct IgemmWgmma {
       if constexpr (split_k > 1) {
         if (!reduce(acc, workspace, item, group)) continue;
       }
-      store(acc, output, item, group);
+      store(acc, epilogue, output, item, group);
     }
   }
 
   __device__ static __forceinline__ void run(const ptx::TensorMap* activation, const ptx::TensorMap* filter, Output* output,
-                                             void* workspace, char* shared) {
+                                             void* workspace, const Epilogue<Problem>& epilogue, char* shared) {
     const u32 ring = ptx::shared_address(shared), full = ring + barrier_offset, empty = full + stages * 8, turn = empty + stages * 8;
     // the compiler must know that all threads of a warp agree
     const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0), lane = int(threadIdx.x) % 32;
@@ -247,7 +270,7 @@ struct IgemmWgmma {
       if (warp == consumers * 4 && lane == 0) produce(activation, filter, ring, full, empty);
     } else {
       ptx::claim_registers<Problem::consumer_registers>();
-      consume(output, workspace, ring, full, empty, turn, warp / 4);
+      consume(output, workspace, epilogue, ring, full, empty, turn, warp / 4);
     }
   }
 };

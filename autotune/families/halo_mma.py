@@ -7,15 +7,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from autotune.device import DeviceSpec
+from autotune.families import epilogue
 from autotune.families.family import Family, Knob, Launch, Source, constants
 from autotune.problem import ConvProblem, DType, Layout
 from autotune.trial import Config
 
-_OUTPUTS = {
-    DType.F16: (DType.F16, DType.F32),
-    DType.BF16: (DType.BF16, DType.F32),
-    DType.S8: (DType.S32, DType.F32),
-}
 _CLOCK_HZ = 1.7e9  # only ratios of predictions matter
 _LATENCY_CLOCKS = 1500.0  # of the first halo of a block
 
@@ -61,8 +57,7 @@ class HaloMma(Family):
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
         p = problem
-        outputs = _OUTPUTS.get(p.dtype)
-        if outputs is None:
+        if p.dtype not in (DType.F16, DType.BF16, DType.S8):
             return f"{self.name} computes f16, bf16 and s8 (--dtype f16), not {p.dtype}"
         if device.sm < 75:
             return f"{self.name} needs sm_75 or newer"
@@ -70,10 +65,8 @@ class HaloMma(Family):
             return f"{self.name} needs sm_80 for bf16 (--dtype f16)"
         if p.layout is not Layout.NHWC:
             return f"{self.name} works in the layout nhwc, not {p.layout}"
-        if not p.epilogue.is_identity:
-            return f"{self.name} has no epilogue {p.epilogue} yet, only identity"
-        if p.out_dtype not in outputs:
-            return f"{self.name} writes {' or '.join(outputs)} from {p.dtype}, not {p.out_dtype}"
+        if reason := epilogue.unsupported(self.name, p):
+            return reason
         if p.N == 0:
             return "the batch is empty"
         if p.groups != 1:
@@ -139,15 +132,15 @@ class HaloMma(Family):
         # offsets within an image, with what a halo reaches beyond it
         reach = 2**31 - 1 - 2**24
         wide = max(p.H * p.W * p.C, p.P * p.Q * p.K, p.K * p.C * p.R * p.S) > reach
-        types = {"wide": wide, "Element": p.dtype.value, "Output": p.out_dtype.value}
         text = f"""#include "halo_mma.cuh"
 {constants("Config", dict(config.knobs))}
-{constants("Problem", extents | types)}
+{constants("Problem", extents | {"wide": wide} | epilogue.members(p))}
 using Kernel = HaloMma<Config, Problem>;
 extern "C" __global__ void __launch_bounds__(Kernel::threads)
-halo_mma(const Kernel::Element* activation, const Kernel::Element* filter, Kernel::Output* output) {{
+halo_mma(const Kernel::Element* activation, const Kernel::Element* filter,
+         Kernel::Output* output{epilogue.parameters(p)}) {{
   extern __shared__ __align__(128) char shared[];
-  Kernel::run(activation, filter, output, shared);
+  Kernel::run(activation, filter, output, {epilogue.value(p)}, shared);
 }}
 """
         return Source(language="cuda", stem=self.name, text=text, entry=self.name)
@@ -158,7 +151,7 @@ halo_mma(const Kernel::Element* activation, const Kernel::Element* filter, Kerne
             grid=_blocks(t, problem),
             block=t.threads,
             smem_bytes=_smem_bytes(t, problem),
-            arguments=("activation", "filter", "output"),
+            arguments=("activation", "filter", "output", *problem.epilogue.operands),
         )
 
     def predict_us(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> float:

@@ -7,16 +7,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from autotune.device import DeviceSpec
+from autotune.families import epilogue
 from autotune.families.family import Family, Knob, Launch, Source, TensorMap, constants
 from autotune.families.wgmma import is_legal_n, wgmma_text
 from autotune.problem import ConvProblem, DType, Layout
 from autotune.trial import Config
 
-_OUTPUTS = {
-    DType.F16: (DType.F16, DType.F32),
-    DType.BF16: (DType.BF16, DType.F32),
-    DType.S8: (DType.S32, DType.F32),
-}
 _MAX_SMEM = 226 * 1024  # of 227 KiB, one is left for the alignment of what follows static shared memory
 _CLOCK_HZ = 1.75e9
 # fitted on H200, 2026-11-30
@@ -58,17 +54,14 @@ class IgemmWgmma(Family):
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
         p = problem
-        outputs = _OUTPUTS.get(p.dtype)
-        if outputs is None:
+        if p.dtype not in (DType.F16, DType.BF16, DType.S8):
             return f"{self.name} computes f16, bf16 and s8 (--dtype f16), not {p.dtype}"
         if device.sm != 90:
             return f"{self.name} needs sm_90"
         if p.layout is not Layout.NHWC:
             return f"{self.name} works in the layout nhwc, not {p.layout}"
-        if not p.epilogue.is_identity:
-            return f"{self.name} has no epilogue {p.epilogue} yet, only identity"
-        if p.out_dtype not in outputs:
-            return f"{self.name} writes {' or '.join(outputs)} from {p.dtype}, not {p.out_dtype}"
+        if reason := epilogue.unsupported(self.name, p):
+            return reason
         if p.N == 0:
             return "the batch is empty"
         if p.groups != 1:
@@ -144,17 +137,16 @@ class IgemmWgmma(Family):
             "lane_filters": _lane_filters(t, p),
             "consumer_registers": _REGISTERS[t.consumers],
         }
-        types = {"Element": p.dtype.value, "Output": p.out_dtype.value}
         text = f"""#include "igemm_wgmma.cuh"
 {wgmma_text(p.dtype, [t.cta_n])}
 {constants("Config", dict(config.knobs))}
-{constants("Problem", extents | derived | types)}
+{constants("Problem", extents | derived | epilogue.members(p))}
 using Kernel = IgemmWgmma<Config, Problem>;
 extern "C" __global__ void __launch_bounds__(Kernel::threads, 1)
 igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_constant__ ptx::TensorMap filter,
-            Kernel::Output* output, void* workspace) {{
+            Kernel::Output* output, void* workspace{epilogue.parameters(p)}) {{
   extern __shared__ __align__(1024) char shared[];
-  Kernel::run(&activation, &filter, output, workspace, shared);
+  Kernel::run(&activation, &filter, output, workspace, {epilogue.value(p)}, shared);
 }}
 """
         return Source(language="cuda", stem=self.name, text=text, entry=self.name)
@@ -169,7 +161,13 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
             block=t.consumers * 128 + 128,
             smem_bytes=_smem_bytes(t),
             workspace_bytes=counters + partial if t.split_k > 1 else 0,
-            arguments=(_activation_map(t, problem), _filter_map(t, problem), "output", "workspace"),
+            arguments=(
+                _activation_map(t, problem),
+                _filter_map(t, problem),
+                "output",
+                "workspace",
+                *problem.epilogue.operands,
+            ),
         )
 
     def predict_us(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> float:
