@@ -177,7 +177,7 @@ def test_products_are_there_after_their_wait(machine: HostMachine) -> None:
         ("words[thread / 2] = 1;", "a barrier is missing: writes .* writes it at kernel.cpp:9"),
         ("result = words[thread];", r"reads byte \d+ of dynamic shared memory, which nobody wrote, at kernel.cpp:9"),
         ("words[thread + 1000] = 1;", r"4 bytes at byte 4\d+ of 4096 of dynamic shared memory, at kernel.cpp:9"),
-        ("*reinterpret_cast<Vector<16>*>(shared + thread * 4) = Vector<16>{};", "not aligned to 16"),
+        ("if (thread == 1) *reinterpret_cast<u32*>(shared + 2) = result;", "not aligned to 4|a misaligned address"),
         ("u32 a[4]; ptx::ldmatrix_x4(a, base + 8);", "shared address 0x808 is not aligned to 16 bytes"),
         ("u32 a[4]; ptx::ldmatrix_x4(a, base + 4096);", "16 bytes at byte 4096 of 4096"),
         (
@@ -201,9 +201,12 @@ def test_products_are_there_after_their_wait(machine: HostMachine) -> None:
         ("const_cast<u32*>(input)[thread] = 1;", "writes to input"),
         ("output[thread] = 1;", "for the second time"),
         ("if (thread == 5) return;", "4 of 512 bytes of output were not written, the first at byte 20"),
-        ("while (blockIdx.x == 0) ++result;", "does not end"),
-        ("result = u32(thread + 0x7fffffff);", "an overflow, a shift or an index beyond an array, at kernel.cpp:9"),
-        ("u32 a[4] = {}; result = a[thread];", "an overflow, a shift or an index beyond an array"),
+        ("while (blockIdx.x == 0) __threadfence();", "does not end"),
+        (
+            "result = u32(thread + 0x7fffffff);",
+            "an overflow, a shift, an index beyond an array or a misaligned address, at kernel.cpp",
+        ),
+        ("u32 a[4] = {}; result = a[thread];", "an overflow, a shift, an index beyond an array"),
         ("*reinterpret_cast<u32*>(8) = 1;", "writes 4 bytes at byte"),
     ],
 )

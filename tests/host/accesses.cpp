@@ -2,8 +2,6 @@
 #include "cuda.hpp"
 #include "machine.hpp"
 
-#undef memcpy
-
 namespace host {
 
 namespace {
@@ -57,6 +55,16 @@ ACCESSES(16)
 extern "C" {
 void __tsan_read_range(void* at, size_t bytes) { host::read(at, int(bytes), 1, HOST_SITE); }
 void __tsan_write_range(void* at, size_t bytes) { host::write(at, int(bytes), 1, HOST_SITE); }
+// clang's copies of structures
+void* __tsan_memcpy(void* target, const void* source, size_t bytes) {
+  host::read(source, int(bytes), 1, HOST_SITE);
+  host::write(target, int(bytes), 1, HOST_SITE);
+  return __builtin_memcpy(target, source, bytes);
+}
+void* __tsan_memset(void* target, int byte, size_t bytes) {
+  host::write(target, int(bytes), 1, HOST_SITE);
+  return __builtin_memset(target, byte, bytes);
+}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_init() {}

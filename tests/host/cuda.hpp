@@ -57,9 +57,6 @@ inline float __uint_as_float(unsigned bits) {
   return x;
 }
 
-// calls of memcpy that stay calls are not instrumented
-#define memcpy(target, source, bytes) (host::check_copy(target, source, bytes), __builtin_memcpy(target, source, bytes))
-
 namespace host {
 
 template <int... places>

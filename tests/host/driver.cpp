@@ -24,8 +24,6 @@
 #include "cuda.hpp"
 #include "machine.hpp"
 
-#undef memcpy
-
 namespace host {
 
 Launch launch;
@@ -85,7 +83,7 @@ void on_signal(int number, siginfo_t* information, void* context) {
   const bool inside = site >= library.code && site < library.end;
   const std::string where = inside ? place(site) : "a place outside the kernel";
   if (number == SIGALRM) fault("does not end, at %s", where.c_str());
-  if (number == SIGILL) fault("an overflow, a shift or an index beyond an array, at %s", where.c_str());
+  if (number == SIGILL) fault("an overflow, a shift, an index beyond an array or a misaligned address, at %s", where.c_str());
   fault("signal %d for address %p, at %s", number, information->si_addr, where.c_str());
 }
 

@@ -233,6 +233,12 @@ void wait(const char* what, Site site) {
 
 void yield() { go_to(next_thread(true)); }
 
+bool is_built_in(const void* pointer) {
+  for (const Index3* of : {&threadIdx, &blockIdx, &blockDim, &gridDim})
+    if (pointer >= of && pointer < of + 1) return true;
+  return false;
+}
+
 bool on_own_stack(const void* pointer) {
   const char* stack = fibers[size_t(current)].stack;
   return pointer >= stack && pointer < stack + stack_bytes;

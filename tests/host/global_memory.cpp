@@ -110,9 +110,9 @@ void global_start_block(unsigned index) {
 }
 
 void global_read(const void* at, int bytes, int alignment, Site site) {
-  // constants of the kernel itself
+  // constants of the kernel itself, and threadIdx and the like
   const char* byte = static_cast<const char*>(at);
-  if (byte >= library.code && byte + bytes <= library.end) return;
+  if ((byte >= library.code && byte + bytes <= library.end) || is_built_in(at)) return;
   read(at, bytes, alignment, false, site);
 }
 

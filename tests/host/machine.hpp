@@ -50,6 +50,7 @@ inline int lane_of(int thread) { return thread % 32; }
 
 void run_block(unsigned block, void (*entry)());
 bool on_own_stack(const void* pointer);
+bool is_built_in(const void* pointer);
 
 // Waits until every lane of the warp has come to the same instruction; the last one executes it for all.
 // `arguments`: this lane's, handed to `execute` for all 32 lanes.

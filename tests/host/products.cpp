@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "cuda.hpp"
-#undef memcpy
 #include "machine.hpp"
 #include "swizzle.hpp"
 #include "values.hpp"
