@@ -61,6 +61,11 @@ void* __tsan_memcpy(void* target, const void* source, size_t bytes) {
   host::write(target, int(bytes), 1, HOST_SITE);
   return __builtin_memcpy(target, source, bytes);
 }
+void* __tsan_memmove(void* target, const void* source, size_t bytes) {
+  host::read(source, int(bytes), 1, HOST_SITE);
+  host::write(target, int(bytes), 1, HOST_SITE);
+  return __builtin_memmove(target, source, bytes);
+}
 void* __tsan_memset(void* target, int byte, size_t bytes) {
   host::write(target, int(bytes), 1, HOST_SITE);
   return __builtin_memset(target, byte, bytes);
