@@ -107,8 +107,8 @@ class HostMachine:
     ) -> bytes:
         """The output after as many launches as can differ: two where a workspace carries state over.
 
-        seed: of the order in which blocks and warps take turns. timeout_s: of computing, not on the wall. HostFault when
-        the machine finds anything wrong.
+        seed: of the order in which blocks and warps take turns. timeout_s: of computing, not on the wall.
+        HostFault when the machine finds anything wrong.
         """
         with tempfile.TemporaryDirectory(dir=self._directory) as directory:
             scratch = Path(directory)
