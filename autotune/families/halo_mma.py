@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from autotune.device import DeviceSpec
-from autotune.families import epilogue
+from autotune.families import epilogue, tensor_cores
 from autotune.families.family import Family, Knob, Launch, Source, constants
-from autotune.problem import ConvProblem, DType, Layout
+from autotune.problem import ConvProblem
 from autotune.trial import Config
 
 _CLOCK_HZ = 1.7e9  # only ratios of predictions matter
@@ -56,28 +56,11 @@ class HaloMma(Family):
     )
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
-        p = problem
-        if p.dtype not in (DType.F16, DType.BF16, DType.S8):
-            return f"{self.name} computes f16, bf16 and s8 (--dtype f16), not {p.dtype}"
-        if device.sm < 75:
-            return f"{self.name} needs sm_75 or newer"
-        if p.dtype is DType.BF16 and device.sm < 80:
-            return f"{self.name} needs sm_80 for bf16 (--dtype f16)"
-        if p.layout is not Layout.NHWC:
-            return f"{self.name} works in the layout nhwc, not {p.layout}"
-        if reason := epilogue.unsupported(self.name, p):
-            return reason
-        if p.N == 0:
-            return "the batch is empty"
-        if p.groups != 1:
-            return f"{self.name} computes layers without groups"
-        if max(p.R, p.S) > 7:
+        reason = tensor_cores.unsupported(self.name, problem, device)
+        reason = reason or tensor_cores.ungrouped(self.name, problem)
+        if reason is None and max(problem.R, problem.S) > 7:
             return f"{self.name} has filters of at most 7 taps an axis"
-        if p.dtype is DType.S8 and p.C * p.R * p.S >= 131072:
-            return "from C*R*S = 131072 on an s32 sum can overflow"
-        if max(p.C, p.H * p.W, p.P * p.Q, p.K) >= 2**30:
-            return "an extent is 2**30 or more"
-        return None
+        return reason
 
     def illegal(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> str | None:
         tile = _Tile(*(value for _, value in config.knobs))
@@ -125,16 +108,11 @@ class HaloMma(Family):
 
     def source(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> Source:
         p = problem
-        extents = {name: getattr(p, name) for name in ("N", "C", "H", "W", "K", "R", "S", "P", "Q")}
-        extents |= dict(zip(("stride_h", "stride_w"), p.stride, strict=True))
-        extents |= {"pad_top": p.padding[0], "pad_left": p.padding[2]}
-        extents |= dict(zip(("dilation_h", "dilation_w"), p.dilation, strict=True))
         # offsets within an image, with what a halo reaches beyond it
-        reach = 2**31 - 1 - 2**24
-        wide = max(p.H * p.W * p.C, p.P * p.Q * p.K, p.K * p.C * p.R * p.S) > reach
+        wide = max(p.H * p.W * p.C, p.P * p.Q * p.K, p.K * p.C * p.R * p.S) > tensor_cores.OFFSET_LIMIT
         text = f"""#include "halo_mma.cuh"
 {constants("Config", dict(config.knobs))}
-{constants("Problem", extents | {"wide": wide} | epilogue.members(p))}
+{constants("Problem", tensor_cores.members(p) | {"wide": wide})}
 using Kernel = HaloMma<Config, Problem>;
 extern "C" __global__ void __launch_bounds__(Kernel::threads)
 halo_mma(const Kernel::Element* activation, const Kernel::Element* filter,
@@ -213,5 +191,4 @@ def _registers(t: _Tile, p: ConvProblem) -> int:
 
 
 def _load_bytes(p: ConvProblem) -> int:
-    """The widest vector, at most 16 bytes, whose size divides a pixel's channels."""
-    return next(v for v in (16, 8, 4, 2, 1) if p.C * p.dtype.bytes % v == 0)
+    return tensor_cores.vector_bytes(p.C * p.dtype.bytes)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from autotune.device import DeviceSpec
-from autotune.families import epilogue
+from autotune.families import epilogue, tensor_cores
 from autotune.families.family import Family, Knob, Launch, Source, TensorMap, constants
-from autotune.families.wgmma import is_legal_n, wgmma_text
-from autotune.problem import ConvProblem, DType, Layout
+from autotune.families.wgmma import filter_map, is_legal_n, is_permuted, lane_filters, wgmma_text
+from autotune.problem import ConvProblem
 from autotune.trial import Config
 
 _MAX_SMEM = 227 * 1024
@@ -89,29 +89,13 @@ class HaloWgmma(Family):
     )
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
-        if problem.dtype not in (DType.F16, DType.BF16, DType.S8):
-            return f"{self.name} computes f16, bf16 and s8 (--dtype f16), not {problem.dtype}"
-        if device.sm != 90:
-            return f"{self.name} needs sm_90"
-        if problem.layout is not Layout.NHWC:
-            return f"{self.name} works in the layout nhwc, not {problem.layout}"
-        if reason := epilogue.unsupported(self.name, problem):
-            return reason
-        if problem.N == 0:
-            return "the batch is empty"
-        if problem.groups != 1:
-            return f"{self.name} computes layers without groups"
-        if problem.C * problem.dtype.bytes % 16:
-            return f"{self.name} needs a multiple of 16 bytes of channels"
-        if max(problem.R, problem.S) > 7:
+        reason = tensor_cores.unsupported(self.name, problem, device, hopper=True)
+        reason = reason or tensor_cores.ungrouped(self.name, problem, chunk_bytes=16)
+        if reason is None and max(problem.R, problem.S) > 7:
             return f"{self.name} has filters of at most 7 taps an axis"
-        if max(problem.stride) > 2:
+        if reason is None and max(problem.stride) > 2:
             return f"{self.name} has strides of 1 and 2"
-        if problem.dtype is DType.S8 and problem.C * problem.R * problem.S >= 131072:
-            return "from C*R*S = 131072 on an s32 sum can overflow"
-        if max(problem.C, problem.H, problem.W, problem.N, problem.K, problem.P, problem.Q) >= 2**30:
-            return "an extent is 2**30 or more"
-        return None
+        return reason
 
     def illegal(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> str | None:
         tile = _Tile.of(config)
@@ -176,20 +160,16 @@ class HaloWgmma(Family):
     def source(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> Source:
         p, t = problem, _Tile.of(config)
         g = _geometry(t, p)
-        extents = {name: getattr(p, name) for name in ("N", "C", "H", "W", "K", "R", "S", "P", "Q")}
-        extents |= dict(zip(("stride_h", "stride_w"), p.stride, strict=True))
-        extents |= {"pad_top": p.padding[0], "pad_left": p.padding[2]}
-        extents |= dict(zip(("dilation_h", "dilation_w"), p.dilation, strict=True))
         derived = {
             "halo_fast": g.pitch,
-            "permuted": _permuted(p),
-            "lane_filters": _lane_filters(t, p),
+            "permuted": is_permuted(p),
+            "lane_filters": lane_filters(t.cta_n, p),
             "consumer_registers": _consumer_registers(t),
         }
         text = f"""#include "halo_wgmma.cuh"
 {wgmma_text(p.dtype, (count * t.cta_n for _, count in g.windows if count))}
 {constants("Config", dict(config.knobs))}
-{constants("Problem", extents | derived | epilogue.members(p))}
+{constants("Problem", tensor_cores.members(p) | derived)}
 using Kernel = HaloWgmma<Config, Problem>;
 extern "C" __global__ void __launch_bounds__(Kernel::threads, 1)
 halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_constant__ ptx::TensorMap filter,
@@ -207,7 +187,12 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
             grid=g.blocks_n * min(device.sm_count // g.blocks_n, g.tiles),
             block=t.consumers * 128 + (128 if t.reassign else 32),
             smem_bytes=_smem_bytes(t, g),
-            arguments=(_activation_map(t, g, problem), _filter_map(t, problem), "output", *problem.epilogue.operands),
+            arguments=(
+                _activation_map(t, g, problem),
+                filter_map(problem, t.cta_n, t.chunk_bytes, whole=False),
+                "output",
+                *problem.epilogue.operands,
+            ),
         )
 
     def predict_us(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> float:
@@ -286,18 +271,6 @@ def _consumer_registers(t: _Tile) -> int:
     return min(240, ((t.consumers + 1) * each - 24) // t.consumers // 8 * 8)
 
 
-def _permuted(p: ConvProblem) -> bool:
-    """Whether filters divide into pairs of eight, so that a copy can hand adjacent ones to each thread."""
-    return p.K % 8 == 0
-
-
-def _lane_filters(t: _Tile, p: ConvProblem) -> int:
-    """Adjacent filters of a thread in each block of four times as many: as many as 16 bytes of input type hold."""
-    if not _permuted(p):
-        return 2
-    return max(n for n in (2, 4, 8, 16) if p.K % (4 * n) == 0 == t.cta_n % (4 * n) and n * p.dtype.bytes <= 16)
-
-
 def _activation_map(t: _Tile, g: _Geometry, p: ConvProblem) -> TensorMap:
     e = p.dtype.bytes
     column, row, image = p.C * e, p.W * p.C * e, p.H * p.W * p.C * e
@@ -318,30 +291,5 @@ def _activation_map(t: _Tile, g: _Geometry, p: ConvProblem) -> TensorMap:
         extents=(p.C, fast.size // 2, 2, slow.size, p.N),
         strides=(2 * fast_stride, fast_stride, slow_stride, image),
         box=(elements, g.pitch, 2, g.halo_slow, 1),
-        swizzle=t.chunk_bytes,
-    )
-
-
-def _filter_map(t: _Tile, p: ConvProblem) -> TensorMap:
-    """KRSC as (c, filter, tap); permuted, as (c, odd, lane, pair, tap) with filter = lane * n + 2 * pair + odd."""
-    e = p.dtype.bytes
-    tap, each = p.C * e, p.R * p.S * p.C * e
-    elements = t.chunk_bytes // e
-    if not _permuted(p):
-        return TensorMap(
-            operand="filter",
-            element_bytes=e,
-            extents=(p.C, p.K, p.R * p.S),
-            strides=(each, tap),
-            box=(elements, t.cta_n, 1),
-            swizzle=t.chunk_bytes,
-        )
-    n = _lane_filters(t, p)
-    return TensorMap(
-        operand="filter",
-        element_bytes=e,
-        extents=(p.C, 2, p.K // n, n // 2, p.R * p.S),
-        strides=(each, n * each, 2 * each, tap),
-        box=(elements, 2, 4, n // 2, 1),
         swizzle=t.chunk_bytes,
     )

@@ -9,9 +9,9 @@ from math import ceil, hypot
 from typing import NamedTuple
 
 from autotune.device import DeviceSpec
-from autotune.families import epilogue
+from autotune.families import epilogue, tensor_cores
 from autotune.families.family import Family, Knob, Launch, Source, constants
-from autotune.problem import ConvProblem, DType, Layout
+from autotune.problem import ConvProblem
 from autotune.trial import Config
 
 REGISTERS, CP_ASYNC = 0, 1
@@ -86,25 +86,7 @@ class IgemmMma(Family):
     )
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
-        if problem.dtype not in (DType.F16, DType.BF16, DType.S8):
-            return f"{self.name} computes f16, bf16 and s8 (--dtype f16), not {problem.dtype}"
-        if problem.dtype is DType.BF16 and device.sm < 80:
-            return f"{self.name} needs sm_80 for bf16 (--dtype f16)"
-        if device.sm < 75:
-            return f"{self.name} needs sm_75 or newer"
-        if problem.layout is not Layout.NHWC:
-            return f"{self.name} works in the layout nhwc, not {problem.layout}"
-        if reason := epilogue.unsupported(self.name, problem):
-            return reason
-        if problem.N == 0:
-            return "the batch is empty"
-        taps = problem.C // problem.groups * problem.R * problem.S
-        if problem.dtype is DType.S8 and taps >= 131072:
-            return f"C/groups*R*S is {taps}: from 131072 on an s32 sum can overflow"
-        # coordinates and the reduction are counted in 31 bits
-        if max(taps, problem.H * problem.W, problem.P * problem.Q) >= 2**30:
-            return "an image or a filter has 2**30 pixels or taps, or more"
-        return None
+        return tensor_cores.unsupported(self.name, problem, device)
 
     def illegal(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> str | None:
         tile = _Tile.of(config)
@@ -192,16 +174,12 @@ class IgemmMma(Family):
 
     def source(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> Source:
         p = problem
-        extents = {name: getattr(p, name) for name in ("N", "C", "H", "W", "K", "R", "S", "P", "Q", "groups")}
-        geometry = dict(zip(("stride_h", "stride_w"), p.stride, strict=True))
-        geometry |= dict(zip(("pad_top", "pad_bottom", "pad_left", "pad_right"), p.padding, strict=True))
-        geometry |= dict(zip(("dilation_h", "dilation_w"), p.dilation, strict=True))
         # offsets run from the first tap of the first pixel to the last slice's end, in elements
-        reach = 2**31 - 1 - 2**24
-        wide = max(p.N * p.H * p.W * p.C, p.N * p.P * p.Q * p.K, p.K * (p.C // p.groups) * p.R * p.S) > reach
+        largest = max(p.N * p.H * p.W * p.C, p.N * p.P * p.Q * p.K, p.K * (p.C // p.groups) * p.R * p.S)
+        wide = largest > tensor_cores.OFFSET_LIMIT
         text = f"""#include "igemm_mma.cuh"
 {constants("Config", dict(config.knobs))}
-{constants("Problem", extents | geometry | {"wide": wide} | epilogue.members(p))}
+{constants("Problem", tensor_cores.members(p) | {"wide": wide})}
 using Kernel = IgemmMma<Config, Problem>;
 extern "C" __global__ void __launch_bounds__(Kernel::threads)
 igemm_mma(const Kernel::Element* activation, const Kernel::Element* filter, Kernel::Output* output,
@@ -325,10 +303,6 @@ class _Layer(NamedTuple):
 @lru_cache(maxsize=256)
 def _layer(p: ConvProblem) -> _Layer:
     channels, filters = p.C // p.groups, p.K // p.groups
-    load_bytes, store_bytes = (
-        next(v for v in (16, 8, 4, 2, 1) if size % v == 0)
-        for size in (channels * p.dtype.bytes, filters * p.out_dtype.bytes)
-    )
     return _Layer(
         groups=p.groups,
         pixels=p.N * p.P * p.Q,
@@ -336,8 +310,8 @@ def _layer(p: ConvProblem) -> _Layer:
         reduction=channels * p.R * p.S,
         bytes=p.dtype.bytes,
         out_bytes=p.out_dtype.bytes,
-        load_bytes=load_bytes,
-        store_bytes=store_bytes,
+        load_bytes=tensor_cores.vector_bytes(channels * p.dtype.bytes),
+        store_bytes=tensor_cores.vector_bytes(filters * p.out_dtype.bytes),
         min_bytes=p.min_bytes,
     )
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from autotune.device import DeviceSpec
-from autotune.families import epilogue
+from autotune.families import epilogue, tensor_cores
 from autotune.families.family import Family, Knob, Launch, Source, TensorMap, constants
-from autotune.families.wgmma import is_legal_n, wgmma_text
-from autotune.problem import ConvProblem, DType, Layout
+from autotune.families.wgmma import filter_map, is_legal_n, is_permuted, lane_filters, wgmma_text
+from autotune.problem import ConvProblem
 from autotune.trial import Config
 
 _MAX_SMEM = 226 * 1024  # of 227 KiB, one is left for the alignment of what follows static shared memory
@@ -54,20 +54,10 @@ class IgemmWgmma(Family):
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
         p = problem
-        if p.dtype not in (DType.F16, DType.BF16, DType.S8):
-            return f"{self.name} computes f16, bf16 and s8 (--dtype f16), not {p.dtype}"
-        if device.sm != 90:
-            return f"{self.name} needs sm_90"
-        if p.layout is not Layout.NHWC:
-            return f"{self.name} works in the layout nhwc, not {p.layout}"
-        if reason := epilogue.unsupported(self.name, p):
+        reason = tensor_cores.unsupported(self.name, p, device, hopper=True)
+        reason = reason or tensor_cores.ungrouped(self.name, p, chunk_bytes=16)
+        if reason is not None:
             return reason
-        if p.N == 0:
-            return "the batch is empty"
-        if p.groups != 1:
-            return f"{self.name} computes layers without groups"
-        if p.C * p.dtype.bytes % 16:
-            return f"{self.name} needs a multiple of 16 bytes of channels"
         if max(p.stride) > 8:
             return f"{self.name} has strides of at most 8"
         lower, upper = _corners(p)
@@ -75,10 +65,6 @@ class IgemmWgmma(Family):
             return f"padding or filter reach beyond what {self.name} can describe (127 pixels)"
         if max((p.R - 1) * p.dilation[0], (p.S - 1) * p.dilation[1]) > 255:
             return f"{self.name} has filters that reach at most 255 pixels"
-        if p.dtype is DType.S8 and p.C * p.R * p.S >= 131072:
-            return "from C*R*S = 131072 on an s32 sum can overflow"
-        if max(p.C, p.H, p.W, p.N, p.K, p.H * p.W, p.P * p.Q) >= 2**30:
-            return "an extent is 2**30 or more"
         return None
 
     def illegal(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> str | None:
@@ -128,19 +114,15 @@ class IgemmWgmma(Family):
 
     def source(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> Source:
         p, t = problem, _Tile(*(value for _, value in config.knobs))
-        extents = {name: getattr(p, name) for name in ("N", "C", "H", "W", "K", "R", "S", "P", "Q")}
-        extents |= dict(zip(("stride_h", "stride_w"), p.stride, strict=True))
-        extents |= {"pad_top": p.padding[0], "pad_left": p.padding[2]}
-        extents |= dict(zip(("dilation_h", "dilation_w"), p.dilation, strict=True))
         derived = {
-            "permuted": p.K % 8 == 0,
-            "lane_filters": _lane_filters(t, p),
+            "permuted": is_permuted(p),
+            "lane_filters": lane_filters(t.cta_n, p),
             "consumer_registers": _REGISTERS[t.consumers],
         }
         text = f"""#include "igemm_wgmma.cuh"
 {wgmma_text(p.dtype, [t.cta_n])}
 {constants("Config", dict(config.knobs))}
-{constants("Problem", extents | derived | epilogue.members(p))}
+{constants("Problem", tensor_cores.members(p) | derived)}
 using Kernel = IgemmWgmma<Config, Problem>;
 extern "C" __global__ void __launch_bounds__(Kernel::threads, 1)
 igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_constant__ ptx::TensorMap filter,
@@ -163,7 +145,7 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
             workspace_bytes=counters + partial if t.split_k > 1 else 0,
             arguments=(
                 _activation_map(t, problem),
-                _filter_map(t, problem),
+                filter_map(problem, t.cta_n, t.chunk_bytes, whole=True),
                 "output",
                 "workspace",
                 *problem.epilogue.operands,
@@ -181,7 +163,7 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
         outputs = t.cta_m * t.cta_n * problem.out_dtype.bytes
         # a thread stores its adjacent filters at once, or, where they are not permuted, one by one
         out_bytes = problem.out_dtype.bytes
-        width = min(16, _lane_filters(t, problem) * out_bytes) if problem.K % 8 == 0 else out_bytes
+        width = min(16, lane_filters(t.cta_n, problem) * out_bytes) if is_permuted(problem) else out_bytes
         store = outputs / (1.5 * width) + 300 + (outputs / 4 if t.split_k > 1 else 0)
         work = _slices(t, problem) // t.split_k * per_slice
         rounds = items / min(device.sm_count, items)
@@ -205,13 +187,6 @@ def _smem_bytes(t: _Tile) -> int:
     return t.stages * (t.cta_m * t.chunk_bytes + filters) + 8 * (2 * t.stages + t.consumers)
 
 
-def _lane_filters(t: _Tile, p: ConvProblem) -> int:
-    """Adjacent filters of a thread in each block of four times as many: as many as 16 bytes of input type hold."""
-    if p.K % 8:
-        return 2
-    return max(n for n in (2, 4, 8, 16) if p.K % (4 * n) == 0 == t.cta_n % (4 * n) and n * p.dtype.bytes <= 16)
-
-
 def _corners(p: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:
     """Where the first taps of the first and last output pixels lie, from the image's first and last pixel: (w, h)."""
     lower = (-p.padding[2], -p.padding[0])
@@ -231,20 +206,4 @@ def _activation_map(t: _Tile, p: ConvProblem) -> TensorMap:
         swizzle=t.chunk_bytes,
         corners=(lower, upper),
         steps=(1, p.stride[1], p.stride[0], 1),
-    )
-
-
-def _filter_map(t: _Tile, p: ConvProblem) -> TensorMap:
-    """KRSC as (c, filter, tap); permuted, as (c, odd, lane, pair, tap) with filter = lane * n + 2 * pair + odd."""
-    e = p.dtype.bytes
-    tap, each, elements = p.C * e, p.R * p.S * p.C * e, t.chunk_bytes // p.dtype.bytes
-    n = _lane_filters(t, p)
-    plain = p.K % 8 != 0
-    return TensorMap(
-        operand="filter",
-        element_bytes=e,
-        extents=(p.C, p.K, p.R * p.S) if plain else (p.C, 2, p.K // n, n // 2, p.R * p.S),
-        strides=(each, tap) if plain else (each, n * each, 2 * each, tap),
-        box=(elements, t.cta_n, 1) if plain else (elements, 2, t.cta_n // n, n // 2, 1),
-        swizzle=t.chunk_bytes,
     )

@@ -1,10 +1,11 @@
-"""The warpgroup matrix instructions of sm_90a as C++ text: their register lists cannot be written as a template."""
+"""What kernels with warpgroup products (sm_90a) share: the instructions as C++ text, and how filters are copied."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autotune.problem import DType
+from autotune.families.family import TensorMap
+from autotune.problem import ConvProblem, DType
 
 _SHAPES = {
     DType.F16: ("f32", "k16.f32.f16.f16", "f", ", 1, 1, 0, 0"),
@@ -20,9 +21,44 @@ def is_legal_n(n: int, dtype: DType) -> bool:
 
 
 def wgmma_text(dtype: DType, columns: Iterable[int]) -> str:
-    """Specialisations of ``ptx::Wgmma`` for these numbers of columns; nothing for a compiler that is not NVRTC."""
+    """Specialisations of ``ptx::Wgmma`` for these numbers of columns; nothing for a compiler that is not NVRTC.
+
+    Text, because the register lists of the instruction cannot be written as a template.
+    """
     parts = [_one(dtype, n) for n in sorted(set(columns))]
     return "\n".join(["#ifdef __CUDACC_RTC__", *parts, "#endif"])
+
+
+def is_permuted(problem: ConvProblem) -> bool:
+    """Whether filters divide into blocks of eight, so that a copy can hand adjacent ones to each thread."""
+    return problem.K % 8 == 0
+
+
+def lane_filters(cta_n: int, problem: ConvProblem) -> int:
+    """Adjacent filters of a thread in each block of four times as many: as many as 16 bytes of input type hold."""
+    p = problem
+    if not is_permuted(p):
+        return 2
+    return max(n for n in (2, 4, 8, 16) if p.K % (4 * n) == 0 == cta_n % (4 * n) and n * p.dtype.bytes <= 16)
+
+
+def filter_map(problem: ConvProblem, cta_n: int, chunk_bytes: int, *, whole: bool) -> TensorMap:
+    """KRSC as (c, filter, tap); permuted, as (c, odd, lane, pair, tap) with filter = lane * n + 2 * pair + odd.
+
+    whole: a copy brings all cta_n filters; else, where they are permuted, one block of 4 * n.
+    """
+    p, e = problem, problem.dtype.bytes
+    tap, each, elements = p.C * e, p.R * p.S * p.C * e, chunk_bytes // e
+    n = lane_filters(cta_n, p)
+    plain = not is_permuted(p)
+    return TensorMap(
+        operand="filter",
+        element_bytes=e,
+        extents=(p.C, p.K, p.R * p.S) if plain else (p.C, 2, p.K // n, n // 2, p.R * p.S),
+        strides=(each, tap) if plain else (each, n * each, 2 * each, tap),
+        box=(elements, cta_n, 1) if plain else (elements, 2, cta_n // n if whole else 4, n // 2, 1),
+        swizzle=chunk_bytes,
+    )
 
 
 def _one(dtype: DType, n: int) -> str:
