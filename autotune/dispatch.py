@@ -29,7 +29,7 @@ from autotune.freshness import Freshness
 from autotune.problem import ConvProblem, DType, Epilogue, IntPair, Layout
 from autotune.proof import disproof
 from autotune.store import StoreError, shipped
-from autotune.trial import Config, Record, Trial
+from autotune.trial import Config, Record, Status
 
 if TYPE_CHECKING:
     from autotune.store import Store
@@ -224,9 +224,6 @@ class Dispatcher:
     def _candidates(self, problem: ConvProblem) -> Iterator[Choice]:
         """Choices for a layer, best first; Unsupported when there is none."""
         served = replace(problem, N=1) if problem.N == 0 else problem
-        families = supporting(served, self._spec, self._families)
-        if not families:
-            raise Unsupported(why_unsupported(served, self._spec, self._families))
         seen: set[Config] = set()
         reason = "no tuned layer is near"
         for record, match, why in self._known(problem, served):
@@ -234,6 +231,10 @@ class Dispatcher:
             if record.config not in seen and self._legal(record.config, served):
                 seen.add(record.config)
                 yield self._choice(problem, served, record.config, match, why, record)
+        # all legal configs of all families, which a layer that was tuned need not wait for
+        families = supporting(served, self._spec, self._families)
+        if not families:
+            raise Unsupported(why_unsupported(served, self._spec, self._families))
         every = [config for family in families for config in self._defaults(family, served)]
         for config in sorted(every, key=lambda c: self._family(c).predict_us(c, served, self._spec)):
             if config not in seen:
@@ -265,9 +266,9 @@ class Dispatcher:
         elif record is not None:
             remark = f" (its record, {record.config}, is marked as not verified)"
         if record is not None:
-            correct = (r for t in self._store.trials(problem, self._spec) if (r := _record_of(t)) is not None)
-            others = (other for other in correct if other.config != record.config)
-            for other in sorted(others, key=lambda one: one.time_us)[:_NEXT_BEST]:
+            trials = self._store.trials(problem, self._spec)
+            correct = [Record.of(t) for t in trials if t.status is Status.CORRECT and t.config != record.config]
+            for other in sorted(correct, key=lambda one: one.time_us)[:_NEXT_BEST]:
                 yield other, "exact", f"next best of its trials{remark}"
         current = self._freshness.current(served, self._spec)
         for apart, other in self._store.similar(problem, self._spec, current=current, within=MAX_DISTANCE):
@@ -380,19 +381,6 @@ def _tuned(record: Record) -> str:
 def _near(apart: float, other: Record) -> str:
     where = " in the shipped table" if shipped.is_shipped(other) else ""
     return f"the config of {other.problem}{where}, distance {apart:.2f}"
-
-
-def _record_of(trial: Trial) -> Record | None:
-    """The record that a trial would make; None when it is not correct."""
-    if trial.measurement is None:
-        return None
-    return Record(
-        problem=trial.problem,
-        device=trial.device,
-        config=trial.config,
-        measurement=trial.measurement,
-        provenance=trial.provenance,
-    )
 
 
 def _problem(

@@ -35,10 +35,9 @@ class Config:
     def name(self) -> str:
         """Family and every knob, as in ``igemm_mma-cta128x64x32-warp64x32-stages4-...``."""
         parts: list[str] = []
-        axis_of = re.compile(r"(\w+)_[mnk]")
         last = ""
         for knob, value in self.knobs:
-            found = axis_of.fullmatch(knob)
+            found = _AXIS.fullmatch(knob)
             if found and found[1] == last:
                 parts[-1] += f"x{value}"
             else:
@@ -50,6 +49,7 @@ class Config:
         return self.name
 
 
+_AXIS = re.compile(r"(\w+)_[mnk]")
 _TILES = ("cta", "warp")  # knob groups that are written as one extent
 
 
@@ -136,6 +136,19 @@ class Record:
     measurement: Measurement
     provenance: Provenance
     verified: bool = True
+
+    @classmethod
+    def of(cls, trial: Trial) -> Record:
+        """The record that a correct trial makes; ValueError for one that is not."""
+        if trial.measurement is None:
+            raise ValueError(f"{trial.config} is {trial.status}: no record")
+        return cls(
+            problem=trial.problem,
+            device=trial.device,
+            config=trial.config,
+            measurement=trial.measurement,
+            provenance=trial.provenance,
+        )
 
     @property
     def family(self) -> str:

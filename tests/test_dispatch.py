@@ -64,6 +64,18 @@ def test_exact_record_is_chosen(store: Store) -> None:
     assert "2026-01-02" in choice.why
 
 
+def test_a_tuned_layer_does_not_wait_for_the_legal_configs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configs_of(LAYER)[7]
+    store.replace(record_of(LAYER, config))
+    dispatcher = Dispatcher(store, device="cpu")
+
+    def fail(*_: object) -> None:
+        raise AssertionError("every legal config was listed")
+
+    monkeypatch.setattr(type(family_named("direct_cpu")), "configs", fail)
+    assert dispatcher.select(LAYER).config == config
+
+
 def test_nearest_layer_serves_when_its_config_is_legal_here(store: Store) -> None:
     near, far = (
         ConvProblem(N=1, C=16, H=12, W=20, K=32, R=3, S=3, padding=1, dtype="f32"),

@@ -21,10 +21,9 @@ from autotune.families.direct_cpu import DirectCpu
 from autotune.problem import ConvProblem, Epilogue
 from autotune.search import NoValidConfig, Progress, Space, Unsupported, loop, tune
 from autotune.search.finalists import finalists, noise_us, winner
-from autotune.search.ledger import record_of
 from autotune.search.sampler import Sampler
 from autotune.store import Store
-from autotune.trial import Config, Measurement, Status
+from autotune.trial import Config, Measurement, Record, Status
 
 GRID = Grid()
 LEGAL = GRID.configs(PROBLEM, SPEC)
@@ -356,7 +355,7 @@ def test_the_old_record_stands_until_force_is_done(store: Store, replay: Replay)
 
 
 def test_an_imported_record_is_tried_and_kept_only_on_its_merits(store: Store, replay: Replay) -> None:
-    imported = record_of(trial_of(BEST, 1.0))
+    imported = Record.of(trial_of(BEST, 1.0))
     store.replace(imported)
     result = tune(PROBLEM, store=store, trials=1, families=[GRID])
     assert result.best == imported
@@ -370,7 +369,7 @@ def test_an_imported_record_is_tried_and_kept_only_on_its_merits(store: Store, r
 
 def test_winners_of_similar_layers_are_tried_early(store: Store, replay: Replay) -> None:
     similar = ConvProblem(N=4, C=8, H=12, W=12, K=16, R=3, S=3, padding=1, dtype="f32")
-    store.replace(record_of(trial_of(config(1, 8), 50.0, similar)))
+    store.replace(Record.of(trial_of(config(1, 8), 50.0, similar)))
     tune(PROBLEM, store=store, trials=2, families=[GRID])
     assert replay.measured == [GRID.default(PROBLEM, SPEC), config(1, 8)]
 
@@ -382,7 +381,7 @@ def test_similar_layers_are_ordered_by_likeness_and_of_one_dtype(store: Store) -
 
     near, far, other = layer(K=32), layer(K=512, C=256), layer(dtype="f16", epilogue=Epilogue())
     for c, problem in ((config(1, 2), far), (config(1, 1), near), (config(1, 3), other)):
-        store.replace(record_of(trial_of(c, 50.0, problem)))
+        store.replace(Record.of(trial_of(c, 50.0, problem)))
     assert [(round(d, 3), r.config) for d, r in store.similar(PROBLEM, SPEC, any_epilogue=True)] == [
         (round(math.log(2), 3), config(1, 1)),
         (round(math.log(32 * 32), 3), config(1, 2)),

@@ -19,7 +19,6 @@ from autotune.families import Source
 from autotune.freshness import Freshness
 from autotune.problem import ConvProblem
 from autotune.search import NoValidConfig, renew, tune
-from autotune.search.ledger import record_of
 from autotune.store import SCHEMA_VERSION, Store
 from autotune.trial import Config, Record, Status
 
@@ -123,10 +122,10 @@ def test_when_nothing_works_any_more_the_record_is_not_verified(store: Store, re
 
 
 def test_an_imported_record_is_tried_here_first(store: Store, replay: Replay, compiler: Told) -> None:
-    imported = record_of(trial_of(LEGAL[20], 1.0))
+    imported = Record.of(trial_of(LEGAL[20], 1.0))
     store.merge([imported])
     result = renew(imported, "", store=store, device="cpu", families=GRIDS)
-    assert result.best == record_of(trial_of(LEGAL[20], time_us(LEGAL[20])))
+    assert result.best == Record.of(trial_of(LEGAL[20], time_us(LEGAL[20])))
     assert [trial.config for trial in result.trials] == [LEGAL[20]]
 
 
@@ -151,7 +150,7 @@ def test_a_record_that_is_not_verified_is_renewed_too(store: Store, replay: Repl
 
 
 def test_a_stale_time_does_not_stand_in_the_way_of_a_search(store: Store, replay: Replay, compiler: Told) -> None:
-    imported = record_of(trial_of(LEGAL[-1], 0.5))
+    imported = Record.of(trial_of(LEGAL[-1], 0.5))
     store.merge([imported])
     # out of reach of this search
     space = LEGAL[:-1]

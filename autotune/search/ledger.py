@@ -65,7 +65,7 @@ class Ledger:
         best = self.best
         is_best = trial.measurement and not self._force and (best is None or _time_us(trial) < _time_us(best))
         # in one transaction: whoever is killed loses both or none, and a budget that others share is kept
-        limit, record = None if self._force else self._budget, record_of(trial) if is_best else None
+        limit, record = None if self._force else self._budget, Record.of(trial) if is_best else None
         if not self._store.add_trial(trial, limit=limit, record=record):
             return False
         self._counted[trial.config.name] = trial
@@ -85,9 +85,9 @@ class Ledger:
         present = self._store.best(self._problem, self._device)
         tried = present is None or present.config.name in self._counted or present.config not in legal
         if self._force or tried or outdated:
-            self._store.replace(record_of(winner))
+            self._store.replace(Record.of(winner))
         else:
-            self._store.offer(record_of(winner))
+            self._store.offer(Record.of(winner))
         best = self._store.best(self._problem, self._device)
         assert best is not None
         return self.result(best)
@@ -109,15 +109,3 @@ class Ledger:
 def _time_us(trial: Trial) -> float:
     assert trial.measurement is not None
     return trial.measurement.time_us
-
-
-def record_of(trial: Trial) -> Record:
-    """The record that a correct trial makes."""
-    assert trial.measurement is not None
-    return Record(
-        problem=trial.problem,
-        device=trial.device,
-        config=trial.config,
-        measurement=trial.measurement,
-        provenance=trial.provenance,
-    )
