@@ -16,14 +16,6 @@ struct HaloMma {
   using Element = typename Problem::Element;
   using Output = typename Problem::Output;
   using Accumulator = typename AccumulatorOf<Element>::type;
-  template <bool wide, class Unused = void>
-  struct IndexOf {
-    using type = int;
-  };
-  template <class Unused>
-  struct IndexOf<true, Unused> {
-    using type = s64;
-  };
   using Index = typename IndexOf<Problem::wide>::type;
 
   static constexpr int rows = Config::rows, cta_n = Config::cta_n, warps = Config::warps_p * Config::warps_q;

@@ -14,14 +14,6 @@ struct IgemmMma {
   using Element = typename Problem::Element;
   using Output = typename Problem::Output;
   using Accumulator = typename AccumulatorOf<Element>::type;
-  template <bool wide, class Unused = void>
-  struct IndexOf {
-    using type = int;
-  };
-  template <class Unused>
-  struct IndexOf<true, Unused> {
-    using type = s64;
-  };
   using Index = typename IndexOf<Problem::wide>::type;
 
   static constexpr int cta_m = Config::cta_m, cta_n = Config::cta_n, cta_k = Config::cta_k;

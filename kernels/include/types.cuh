@@ -27,6 +27,16 @@ struct AccumulatorOf<s8> {
   using type = s32;
 };
 
+// What offsets in elements are counted in: `wide` beyond 31 bits.
+template <bool wide>
+struct IndexOf {
+  using type = int;
+};
+template <>
+struct IndexOf<true> {
+  using type = s64;
+};
+
 // A vector of `bytes` bytes that is loaded and stored at once.
 template <int bytes>
 struct Vector;
