@@ -149,7 +149,7 @@ def test_epilogues_are_right(
 @pytest.mark.parametrize(("dtype", "out"), [("f16", "f32"), ("bf16", "f32"), ("s8", "f32")])
 def test_float32_outputs_are_right(backend: Backend, compiler: Compiler, dtype: str, out: str) -> None:
     problem = ConvProblem(
-        **{"N": 2, "C": 24, "H": 13, "W": 17, "K": 40, "R": 3, "S": 3, "padding": 1, "dtype": dtype},
+        **{"N": 2, "C": 32, "H": 13, "W": 17, "K": 40, "R": 3, "S": 3, "padding": 1, "dtype": dtype},
         epilogue=Epilogue(out_dtype=DType.of(out)),
     )
     for family in CUDA:
