@@ -105,6 +105,12 @@ class Backend(ABC):
     def copy(self, target: Any, source: Any) -> None:
         """Copy a contiguous uint8 array into another of the same size."""
 
+    def permute(self, target: Any, source: Any, shape: Sequence[int], axes: Sequence[int], element_bytes: int) -> None:
+        """Copy the elements of a buffer of ``shape`` into another of the same size, its axes in the order ``axes``."""
+        elements = f"u{element_bytes}"
+        permuted = source.view(elements).reshape(shape).transpose(axes)
+        target.view(elements).reshape(permuted.shape)[...] = permuted
+
     @abstractmethod
     def is_filled(self, buffer: Any, byte: int) -> bool:
         """True when every byte of a contiguous uint8 array still has this value."""

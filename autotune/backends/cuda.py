@@ -257,6 +257,10 @@ class CudaBackend(Backend):
             # 3: device to device
             self._cupy.cuda.runtime.memcpyAsync(target.data.ptr, source.data.ptr, target.nbytes, 3, self.stream_key())
 
+    def permute(self, target: Any, source: Any, shape: Sequence[int], axes: Sequence[int], element_bytes: int) -> None:
+        with self._current():
+            super().permute(target, source, shape, axes, element_bytes)
+
     def is_filled(self, buffer: Any, byte: int) -> bool:
         if not buffer.nbytes:
             return True

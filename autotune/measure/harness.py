@@ -20,7 +20,7 @@ from autotune.measure.timing import (
     sample,
     samples_of,
 )
-from autotune.problem import ConvProblem, DType
+from autotune.problem import ConvProblem, DType, Layout
 from autotune.trial import Measurement
 
 GUARD_BYTES = 256
@@ -49,13 +49,24 @@ class Guarded:
 class Loaded:
     """A candidate ready to run: its kernel and its operand sets, which share one workspace.
 
-    foreign: not ours, so that a few of its scaled s8 outputs may lie beyond a rounding's tie by 1.
+    held: the operand sets, and what their inputs must still be after a launch. foreign: not ours, so that a few of its
+    scaled s8 outputs may lie beyond a rounding's tie by 1.
     """
 
     kernel: Kernel
     operands: tuple[Operands, ...]
+    held: _Held
     workspace: Guarded | None
     foreign: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """Operand sets in one layout, and the values of their inputs, which are never handed to a kernel."""
+
+    layout: Layout
+    sets: list[dict[str, Guarded]]
+    pristine: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,18 +92,18 @@ class Harness:
         self._problem = problem
         self._length = SAMPLE_LENGTHS[backend.spec.kind]
         self._poison = INTEGER_POISON if problem.out_dtype.is_integer else FLOAT_POISON
-        # never handed to a kernel: what the inputs must still be after a launch
-        self._pristine = drawn(backend, problem, seed)
-        self._expected = backend.reference(problem, **self._pristine)
-        self._sets = [self._new_set() for _ in range(set_count(problem, backend.spec.l2_bytes))]
+        inputs = drawn(backend, problem, seed)
+        self._expected = backend.reference(problem, **inputs)
+        self._held = self._sets_of(problem.layout, inputs)
+        self._copies: dict[Layout, _Held] = {problem.layout: self._held}
         # on cuda the first comparison compiles kernels: here, not in a candidate's time
-        assert backend.is_same(self._sets[0]["activation"].body, self._pristine["activation"])
+        assert backend.is_same(self._held.sets[0]["activation"].body, inputs["activation"])
         backend.synchronize()
 
     @property
     def sets(self) -> int:
         """Number of operand sets."""
-        return len(self._sets)
+        return len(self._held.sets)
 
     def run(self, compiled: CompiledKernel, launch: Launch, best_us: float | None) -> Measured:
         """Load, verify and time a candidate, one much slower than ``best_us`` by a single launch.
@@ -114,18 +125,24 @@ class Harness:
             except MemoryError:
                 raise ConstraintsError(f"no memory for a workspace of {launch.workspace_bytes} bytes") from None
             self._backend.fill(workspace.body, 0)
-        return self._on_sets(kernel, workspace)
+        return self._on_sets(kernel, self._held, workspace)
 
-    def foreign(self, kernel: Kernel) -> Loaded:
-        """A kernel that is not ours, on the same operand sets."""
-        return replace(self._on_sets(kernel, None), foreign=True)
+    def foreign(self, kernel: Kernel, layout: Layout | None = None) -> Loaded:
+        """A kernel that is not ours, on the same operand sets or, if it wants another layout, on copies of them.
 
-    def _on_sets(self, kernel: Kernel, workspace: Guarded | None) -> Loaded:
+        The copies, of as many sets, are made by the first call; MemoryError where the device has no room for them.
+        """
+        wanted = layout or self._problem.layout
+        if wanted not in self._copies:
+            self._copies[wanted] = self._sets_of(wanted, self._inputs_in(wanted))
+        return replace(self._on_sets(kernel, self._copies[wanted], None), foreign=True)
+
+    def _on_sets(self, kernel: Kernel, held: _Held, workspace: Guarded | None) -> Loaded:
         shared = workspace.body if workspace else None
         operands = tuple(
-            Operands(**{name: buffer.body for name, buffer in one.items()}, workspace=shared) for one in self._sets
+            Operands(**{name: buffer.body for name, buffer in one.items()}, workspace=shared) for one in held.sets
         )
-        return Loaded(kernel=kernel, operands=operands, workspace=workspace)
+        return Loaded(kernel=kernel, operands=operands, held=held, workspace=workspace)
 
     def verify(self, loaded: Loaded) -> Samples:
         """Run the first and the last set on poisoned outputs; WrongOutput says what is wrong.
@@ -193,25 +210,44 @@ class Harness:
         return Measured(measurement=measurement, clock_mhz=clock, temperature_c=temperature)
 
     def _check(self, loaded: Loaded, index: int) -> None:
-        one = self._sets[index]
+        one = loaded.held.sets[index]
         for buffer in (*one.values(), *([loaded.workspace] if loaded.workspace else [])):
             for side, guard in (("before", buffer.before), ("after", buffer.after)):
                 if not self._backend.is_filled(guard, GUARD_BYTE):
                     raise WrongOutput(f"wrote {side} the {buffer.name}", damaged=True)
-        for name, pristine in self._pristine.items():
+        for name, pristine in loaded.held.pristine.items():
             if not self._backend.is_same(one[name].body, pristine):
                 raise WrongOutput(f"wrote into the {name}", damaged=True)
-        found = self._backend.compare(self._problem, one["output"].body, self._expected)
+        output = self._permuted("output", one["output"].body, loaded.held.layout, self._problem.layout)
+        found = self._backend.compare(self._problem, output, self._expected)
         elements = self._problem.output_bytes // self._problem.out_dtype.bytes
         rounds_apart = loaded.foreign and self._problem.out_dtype is DType.S8 and found.worst <= 1
         if found.mismatches > (elements * FOREIGN_SHARE if rounds_apart else 0):
             raise WrongOutput(f"{found.mismatches} of {elements} elements are wrong, the worst by {found.worst:.3g}")
 
-    def _new_set(self) -> dict[str, Guarded]:
-        one = {name: self._guarded(name, buffer.nbytes) for name, buffer in self._pristine.items()}
-        for name, buffer in self._pristine.items():
+    def _sets_of(self, layout: Layout, inputs: dict[str, Any]) -> _Held:
+        count = set_count(self._problem, self._backend.spec.l2_bytes)
+        return _Held(layout=layout, sets=[self._new_set(inputs) for _ in range(count)], pristine=inputs)
+
+    def _new_set(self, inputs: dict[str, Any]) -> dict[str, Guarded]:
+        one = {name: self._guarded(name, buffer.nbytes) for name, buffer in inputs.items()}
+        for name, buffer in inputs.items():
             self._backend.copy(one[name].body, buffer)
         return one | {"output": self._guarded("output", self._problem.output_bytes)}
+
+    def _inputs_in(self, layout: Layout) -> dict[str, Any]:
+        held = self._held
+        return {name: self._permuted(name, buffer, held.layout, layout) for name, buffer in held.pristine.items()}
+
+    def _permuted(self, name: str, buffer: Any, held: Layout, wanted: Layout) -> Any:
+        """An operand's or the output's elements in another layout: the buffer itself where that changes nothing."""
+        shape, dtype = replace(self._problem, layout=held).operand(name)
+        if held is wanted or len(shape) == 1:
+            return buffer
+        target = self._backend.allocate(buffer.nbytes)
+        axes = (0, 3, 1, 2) if wanted is Layout.NCHW else (0, 2, 3, 1)
+        self._backend.permute(target, buffer, shape, axes, dtype.bytes)
+        return target
 
     def _guarded(self, name: str, nbytes: int) -> Guarded:
         whole = self._backend.allocate(GUARD_BYTES + nbytes + GUARD_BYTES)
