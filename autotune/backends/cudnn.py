@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
-from autotune.backends.backend import Kernel, NoDevice, Operands
+from autotune.backends.backend import ConstraintsError, Kernel, NoDevice, Operands
 from autotune.problem import ConvProblem, DType, Layout
 
 
 class Cudnn:
-    """The plans of one layer, its epilogue fused: heuristic modes A, B and fallback, all that can be built.
+    """The plans of one layer, its epilogue fused: heuristic modes A, B and fallback, each engine config once.
 
-    Iterating gives (name, kernel) for each plan; a plan that cuDNN cannot build or run raises when called. Kernels
-    run on the stream that is current when they are called. cuDNN rounds a scale's product and a bias's sum apart, ours
-    together. NoDevice when the cuDNN frontend is not installed; ValueError, in one line, when cuDNN has no plan for the
-    layer.
+    Kernels take operands in the layer's layout and run on the stream that is current when they are called. cuDNN rounds
+    a scale's product and a bias's sum apart, ours together. NoDevice when the cuDNN frontend is not installed;
+    ValueError, in one line, when cuDNN has no plan for the layer.
     """
 
     def __init__(self, problem: ConvProblem) -> None:
@@ -38,8 +37,24 @@ class Cudnn:
                 f"cuDNN is no rival for {problem}: its float32 steps differ from ours, and none rounds them"
             )
         self._cudnn, self._cupy = cudnn, cupy
-        self.version = f"cuDNN {cudnn.backend_version_string()}"
-        self._handle = cudnn.create_handle()
+        self.layout = problem.layout
+        self.name = f"cuDNN {cudnn.backend_version_string()} {problem.layout.upper()}"
+        self._handle = _handle(cudnn)
+        self._refusals = (cudnn.cudnnGraphNotSupportedError, RuntimeError)
+        try:
+            self._graph, self._tensors = self._graph_of(problem, types)
+            self._graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.B, cudnn.heur_mode.FALLBACK])
+        except self._refusals as error:
+            raise ValueError(f"{self.name} has no plan for {problem}: {_line(error)}") from error
+        # modes propose the same engine configs, in different order
+        names: dict[str, int] = {}
+        for index in range(self._graph.get_execution_plan_count()):
+            names.setdefault(self._graph.get_plan_name_at_index(index), index)
+        self._plans = list(names.values())
+
+    def _graph_of(self, problem: ConvProblem, types: dict[DType, Any]) -> tuple[Any, dict[str, Any]]:
+        """The validated graph, and its tensors by the names of ``Operands``."""
+        cudnn = self._cudnn
         accumulate = types[DType.S32 if problem.dtype.is_integer else DType.F32]
         fused = not problem.epilogue.is_identity
         graph = cudnn.pygraph(
@@ -80,36 +95,42 @@ class Cudnn:
             y = graph.relu(input=y)
         y.set_output(True).set_data_type(types[p.out_dtype]).set_dim([p.N, p.K, p.P, p.Q])
         y.set_stride(_strides(p.layout, p.K, p.P, p.Q))
+        graph.validate()
+        graph.build_operation_graph()
+        return graph, operands | {"output": y}
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def kernel(self, index: int) -> Kernel:
+        """Build a plan; ConstraintsError, now or when the kernel is called, for one that cannot be built or run."""
+        plan = self._plans[index]
         try:
-            graph.validate()
-            graph.build_operation_graph()
-            graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.B, cudnn.heur_mode.FALLBACK])
-        except cudnn.cudnnGraphNotSupportedError as error:
-            raise ValueError(f"cuDNN has no plan for {problem}: {str(error).splitlines()[0]}") from error
-        self._graph, self._tensors = graph, operands | {"output": y}
-
-    def __iter__(self) -> Iterator[tuple[str, Kernel]]:
-        for index in range(self._graph.get_execution_plan_count()):
-            try:
-                self._graph.build_plan_at_index(index)
-                workspace = self._cupy.empty(
-                    max(1, self._graph.get_workspace_size_plan_at_index(index)), self._cupy.uint8
-                )
-            # a plan that heuristics propose and that cannot be built is of no use to a user either
-            except (self._cudnn.cudnnGraphNotSupportedError, RuntimeError):
-                continue
-            yield f"plan {index}", self._kernel(index, workspace)
-
-    def _kernel(self, index: int, workspace: Any) -> Kernel:
+            self._graph.build_plan_at_index(plan)
+            workspace = self._cupy.empty(max(1, self._graph.get_workspace_size_plan_at_index(plan)), self._cupy.uint8)
+        except (*self._refusals, MemoryError) as error:
+            raise ConstraintsError(_line(error)) from error
         uids = {name: tensor.get_uid() for name, tensor in self._tensors.items()}
 
         def enqueue(operands: Operands) -> None:
             stream = self._cupy.cuda.get_current_stream().ptr
-            self._cudnn.set_stream(handle=self._handle, stream=stream)
             pointers = {uid: getattr(operands, name).data.ptr for name, uid in uids.items()}
-            self._graph.execute_plan_at_index(pointers, workspace.data.ptr, index, handle=self._handle)
+            try:
+                self._cudnn.set_stream(handle=self._handle, stream=stream)
+                self._graph.execute_plan_at_index(pointers, workspace.data.ptr, plan, handle=self._handle)
+            except self._refusals as error:
+                raise ConstraintsError(_line(error)) from error
 
         return enqueue
+
+
+@cache
+def _handle(cudnn: Any) -> Any:
+    return cudnn.create_handle()
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _strides(layout: Layout, channels: int, height: int, width: int) -> list[int]:
