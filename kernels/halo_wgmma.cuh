@@ -44,20 +44,24 @@ struct HaloWgmma {
   static constexpr int chunk_elements = row_bytes / int(sizeof(Element));
   static constexpr int chunks = ceil_div(Problem::C, chunk_elements);
 
-  // With stride 2 on the fast axis a halo row holds its even pixels first, then its odd ones: adjacent outputs then read
-  // adjacent pixels. `start` is the first pixel (of each parity) of tile 0.
+  // With stride 2 on the fast axis adjacent outputs must read adjacent rows of shared memory. Where W is fast and a pixel's
+  // channels fill one row, a row holds the pair of an even and an odd pixel, as it lies in memory; else a halo row holds its
+  // even pixels first, then its odd ones. `start` is the first pixel (of each parity) of tile 0.
   __host__ __device__ static constexpr int floor_half(int x) { return x >= 0 ? x / 2 : -((1 - x) / 2); }
   static constexpr int start = stride_f == 1 ? -pad_f : floor_half(-pad_f);
-  static constexpr int pitch = Problem::halo_fast;                 // pixels of a halo row (of each parity)
-  static constexpr int row_pixels = stride_f * pitch;
+  static constexpr bool paired = Problem::paired;
+  static constexpr int pixel_bytes = paired ? 2 * row_bytes : row_bytes;  // of a row of the tile
+  static constexpr int pitch = Problem::halo_fast;                        // pixels of a halo row (of each parity)
+  static constexpr int line_bytes = (paired ? 1 : stride_f) * pitch * pixel_bytes;
   static constexpr int halo_slow = (tile_s - 1) * stride_s + (taps_s - 1) * dilation_s + 1;
-  __host__ __device__ static constexpr int pixel_of(int tap) {
-    if (stride_f == 1) return tap * dilation_f;
-    const int x = tap * dilation_f - pad_f, half = floor_half(x);
-    return half - start + (x - 2 * half) * pitch;
+  // Where the pixel that output 0 meets at this tap lies, from the beginning of its halo row.
+  __host__ __device__ static constexpr int offset_of(int tap) {
+    if (stride_f == 1) return tap * dilation_f * row_bytes;
+    const int x = tap * dilation_f - pad_f, half = floor_half(x), odd = x - 2 * half;
+    return (half - start) * pixel_bytes + odd * (paired ? row_bytes : pitch * row_bytes);
   }
-  static constexpr int plane_bytes = (row_pixels * halo_slow * row_bytes + 1023) / 1024 * 1024;  // one chunk of channels
-  static constexpr int box_bytes = row_pixels * halo_slow * row_bytes;
+  static constexpr int box_bytes = line_bytes * halo_slow;                 // one chunk of channels
+  static constexpr int plane_bytes = (box_bytes + 1023) / 1024 * 1024;
   static constexpr int stage_bytes = chunks * plane_bytes;
   static constexpr int tap_bytes = cta_n * row_bytes;
   static constexpr int weight_bytes = chunks * taps_f * taps_s * tap_bytes;
@@ -147,7 +151,7 @@ struct HaloWgmma {
     if constexpr (index < program.size) {
       constexpr Step s = program.step[index];
       constexpr int n = count(s.row) * cta_n, tap = (s.row - first(s.row) * stride_s) / dilation_s;
-      constexpr int from_a = s.chunk * plane_bytes + (s.row * row_pixels + pixel_of(s.f)) * row_bytes + s.k * 32;
+      constexpr int from_a = s.chunk * plane_bytes + s.row * line_bytes + offset_of(s.f) + s.k * 32;
       constexpr int from_b = ((s.chunk * taps_f + s.f) * taps_s + place(tap)) * tap_bytes + s.k * 32;
       ptx::Wgmma<Element, n>::template run<!s.fresh>(&acc[base(s.row)], a + from_a / 16, b + from_b / 16);
       issue<index + 1>(acc, a, b);
@@ -198,7 +202,7 @@ struct HaloWgmma {
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
       const u32 target = stage + chunk * plane_bytes;
-      if constexpr (stride_f == 1)
+      if constexpr (stride_f == 1 || paired)
         ptx::stream_box(target, map, barrier, chunk * chunk_elements, tile.f + start, tile.s * stride_s - pad_s, tile.n);
       else
         ptx::stream_box(target, map, barrier, chunk * chunk_elements, tile.f + start, 0, tile.s * stride_s - pad_s, tile.n);
@@ -289,7 +293,7 @@ struct HaloWgmma {
 #pragma unroll 1
       for (int i = group; i < count; i += consumers) {
         const int stage = i % stages, round = i / consumers;
-        const u64 a = ptx::matrix_descriptor<row_bytes>(ring + stage * stage_bytes, stack * stride_s * row_pixels * row_bytes);
+        const u64 a = ptx::matrix_descriptor<pixel_bytes>(ring + stage * stage_bytes, stack * stride_s * line_bytes);
         Accumulator acc[accumulators];
         ptx::barrier_wait(full + i % full_barriers * 8, (i / full_barriers) & 1);
         // group 0 waits for the last group's turn of the round before

@@ -155,6 +155,17 @@ def test_maps_of_stride_2_and_of_odd_numbers_of_filters_by_hand() -> None:
     )
     # 8 x 8 outputs a tile: 2 x 2 of each of two images
     assert FAMILY.launch(c, problem, H200).grid == 2 * 2 * 2
+    # the fast axis is W: pairs of pixels in rows of 128 bytes
+    along = config(stack=1, cta_n=16, chunk_bytes=64, consumers=1, turns=0, stages=2, orient=0)
+    assert FAMILY.legal(along, problem, H200) is None
+    assert FAMILY.launch(along, problem, H200).arguments[0] == TensorMap(
+        operand="activation",
+        element_bytes=1,
+        extents=(2 * 64, 15, 20, 2),
+        strides=(2 * 64, 30 * 64, 20 * 30 * 64),
+        box=(2 * 64, 9, 17, 1),
+        swizzle=128,
+    )
 
 
 @pytest.mark.parametrize("text", ["identity", "scale_channel+bias+relu"])

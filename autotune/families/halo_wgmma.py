@@ -57,6 +57,7 @@ class _Geometry:
     fast: _Axis
     slow: _Axis
     pitch: int  # pixels of a halo row, of each parity where the fast stride is 2
+    paired: bool  # an even and an odd pixel share a row of shared memory
     halo_slow: int
     chunks: int
     plane_bytes: int  # one chunk of a halo tile in shared memory
@@ -162,6 +163,7 @@ class HaloWgmma(Family):
         g = _geometry(t, p)
         derived = {
             "halo_fast": g.pitch,
+            "paired": g.paired,
             "permuted": is_permuted(p),
             "lane_filters": lane_filters(t.cta_n, p),
             "consumer_registers": _consumer_registers(t),
@@ -204,7 +206,8 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
         columns = [count * t.cta_n for _, count in g.windows if count]
         per_step = sum(max(n / 2, 16 + n / 4) for n in columns)
         clocks = per_step * g.fast.taps * g.chunks * t.chunk_bytes / 32 + g.chunks * g.plane_bytes / 128
-        clocks = max(clocks, g.chunks * g.fast.stride * g.pitch * g.halo_slow * _ROW_CLOCKS)
+        rows = (1 if g.paired else g.fast.stride) * g.pitch * g.halo_slow
+        clocks = max(clocks, g.chunks * rows * _ROW_CLOCKS)
         # a lone consumer does not multiply while it stores, and two stages hide little of a copy
         clocks *= 1.0 + (0.35 if t.consumers == 1 else 0.0) + 0.1 / (t.stages - 1)
         clocks *= 1.0 + 0.02 * (t.turns == 0) + 0.01 * (t.grouped == 1) + 0.03 * t.orient
@@ -229,11 +232,13 @@ def _geometry(t: _Tile, p: ConvProblem) -> _Geometry:
         pitch = 8 + ((fast.taps - 1) * fast.dilation - fast.pad) // 2 - (-fast.pad) // 2
     halo_slow = (8 * t.stack - 1) * slow.stride + (slow.taps - 1) * slow.dilation + 1
     chunks = -(-p.C * p.dtype.bytes // t.chunk_bytes)
+    paired = fast.stride == 2 and not t.orient and p.C * p.dtype.bytes == t.chunk_bytes <= 64
     plane_bytes = -(-fast.stride * pitch * halo_slow * t.chunk_bytes // 1024) * 1024
     return _Geometry(
         fast=fast,
         slow=slow,
         pitch=pitch,
+        paired=paired,
         halo_slow=halo_slow,
         chunks=chunks,
         plane_bytes=plane_bytes,
@@ -284,6 +289,15 @@ def _activation_map(t: _Tile, g: _Geometry, p: ConvProblem) -> TensorMap:
             strides=(fast_stride, slow_stride, image),
             box=(elements, g.pitch, g.halo_slow, 1),
             swizzle=t.chunk_bytes,
+        )
+    if g.paired:
+        return TensorMap(
+            operand="activation",
+            element_bytes=e,
+            extents=(2 * p.C, fast.size // 2, slow.size, p.N),
+            strides=(2 * fast_stride, slow_stride, image),
+            box=(2 * elements, g.pitch, g.halo_slow, 1),
+            swizzle=2 * t.chunk_bytes,
         )
     return TensorMap(
         operand="activation",
