@@ -6,7 +6,8 @@
 // (cooperative: each takes its own rows) or take tiles in turn, one multiplying while the other stores (ping-pong).
 //
 // Filters are copied permuted such that thread q of a quad ends with adjacent ones: `lane_filters` of each block of four
-// times as many. With split_k > 1 several tiles share one output tile's gemm_k; the last to arrive adds up, in order.
+// times as many. Where their number is no multiple of eight they are not, and pixels begin anywhere: each warp collects
+// eight pixels in shared memory and writes them out as adjacent words. With split_k > 1 several tiles share one output tile's gemm_k; the last to arrive adds up, in order.
 //
 // Config:  rows (of 64 pixels a consumer), cta_n, chunk_bytes, consumers, pingpong, stages, split_k.
 // Problem: the layer's extents, `Element` (f16, bf16, s8), what the family derives (lane_filters, permuted), and what
@@ -36,7 +37,11 @@ struct IgemmWgmma {
   static constexpr int a_bytes = cta_m * row_bytes, b_bytes = cta_n * row_bytes;
   // a swizzle pattern repeats after at most 1024 bytes, where every operand starts
   static constexpr int stage_bytes = a_bytes + (b_bytes + 1023) / 1024 * 1024;
-  static constexpr int barrier_offset = stages * stage_bytes;
+  // Eight finished pixels of each consumer's warp, rows of an odd number of 16 bytes apart: without bank conflicts.
+  static constexpr bool collected = !Problem::permuted;
+  static constexpr int pixel_bytes = (ceil_div(cta_n * int(sizeof(Output)), 16) | 1) * 16;
+  static constexpr int collected_bytes = collected ? consumers * 4 * 8 * pixel_bytes : 0;
+  static constexpr int barrier_offset = stages * stage_bytes + collected_bytes;
   static constexpr int smem_bytes = barrier_offset + 8 * (2 * stages + consumers);
   static constexpr int threads = consumers * 128 + 128;
   static constexpr int registers_per_row = cta_n / 2, accumulators = Config::rows * registers_per_row;
@@ -121,10 +126,13 @@ struct IgemmWgmma {
     if (arrived[group] != split_k - 1) return false;
     __threadfence();
     if (lane == 0) *counter = 0;
+    // of two summands the order does not matter: only the other one is read
+    const int first = split_k == 2 ? 1 - item.split : 0, end = split_k == 2 ? first + 1 : split_k;
 #pragma unroll
     for (int i = 0; i < accumulators; i += 4) {
       Accumulator sum[4] = {0, 0, 0, 0};
-      for (int z = 0; z < split_k; ++z) {
+      if (split_k == 2) memcpy(sum, &acc[i], 16);
+      for (int z = first; z < end; ++z) {
         Accumulator one[4];
         ptx::load_l2(one, sums + s64(z) * (accumulators * 128) + i * 128);
 #pragma unroll
@@ -149,27 +157,76 @@ struct IgemmWgmma {
     for (int j = 0; j < lane_filters; ++j)
       sums[j] = acc[row * registers_per_row + (block + blocks * (j / 2)) * 4 + half * 2 + j % 2];
     Output y[lane_filters];
-    epilogue.template finish<Problem::permuted>(y, sums, filters, at + skipped, Problem::K - n - skipped);
-    if constexpr (Problem::permuted) {
-      if (Problem::K % cta_n && n + skipped >= Problem::K) return;
+    epilogue.template finish<true>(y, sums, filters, at + skipped, Problem::K - n - skipped);
+    if (Problem::K % cta_n && n + skipped >= Problem::K) return;
 #pragma unroll
-      for (int i = 0; i < bytes / vector; ++i) {
-        Vector<vector> v;
-        memcpy(&v, reinterpret_cast<const char*>(y) + i * vector, vector);
-        ptx::store_streaming(reinterpret_cast<char*>(target) + i * vector, v);
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < lane_filters; ++j)
-        if (n + skipped + j < Problem::K) target[j] = y[j];
+    for (int i = 0; i < bytes / vector; ++i) {
+      Vector<vector> v;
+      memcpy(&v, reinterpret_cast<const char*>(y) + i * vector, vector);
+      ptx::store_streaming(reinterpret_cast<char*>(target) + i * vector, v);
     }
   }
 
+  // Finishes and stores eight pixels of a warp, from pixel m and filter n0 on, through the warp's `rows` of shared memory.
+  __device__ static __forceinline__ void store_collected(const Accumulator (&acc)[accumulators], const Epilogue<Problem>& epilogue,
+                                                         Output* output, char* rows, s64 m, int n0, int row, int half) {
+    const int lane = int(threadIdx.x) % 32, pixel = lane / 4;
+    const int pixels = m + 8 <= gemm_m ? 8 : m < gemm_m ? int(gemm_m - m) : 0;
+#pragma unroll
+    for (int block = 0; block < blocks; ++block) {
+      const int skipped = block * block_filters + lane % 4 * lane_filters, n = n0 + skipped;
+      Accumulator sums[lane_filters];
+#pragma unroll
+      for (int j = 0; j < lane_filters; ++j) sums[j] = acc[row * registers_per_row + block * 4 + half * 2 + j];
+      Output y[lane_filters];
+      epilogue.template finish<false>(y, sums, epilogue.template filters<lane_filters>(n, Problem::K), (m + pixel) * Problem::K + n,
+                                      pixel < pixels ? Problem::K - n : 0);
+      // never byte by byte: ptxas 13.0 stores the byte of an f16 that it has just converted as its truncated value
+      Vector<sizeof y> v;
+      memcpy(&v, y, sizeof y);
+      *reinterpret_cast<Vector<sizeof y>*>(rows + pixel * pixel_bytes + skipped * int(sizeof(Output))) = v;
+    }
+    __syncwarp();
+    const auto collected_at = [&](int i, int columns) {
+      return *reinterpret_cast<const Output*>(rows + i / columns * pixel_bytes + i % columns * int(sizeof(Output)));
+    };
+    Output* const target = output + m * Problem::K + n0;
+    if constexpr (tiles_n == 1) {
+      // one run of memory, which begins at a multiple of eight elements
+      constexpr int each = sizeof(Output) < 4 ? 4 / int(sizeof(Output)) : 1;
+      const int count = pixels * Problem::K;
+#pragma unroll 4
+      for (int i = lane * each; i < count; i += 32 * each) {
+        Output y[each];
+#pragma unroll
+        for (int j = 0; j < each; ++j)
+          if (i + j < count) y[j] = collected_at(i + j, Problem::K);
+        if (i + each <= count) {
+          Vector<sizeof y> v;
+          memcpy(&v, y, sizeof y);
+          ptx::store_streaming(target + i, v);
+        } else {
+          for (int j = 0; i + j < count; ++j) target[i + j] = y[j];
+        }
+      }
+    } else {
+#pragma unroll 4
+      for (int i = lane; i < pixels * cta_n; i += 32)
+        if (n0 + i % cta_n < Problem::K) target[i / cta_n * s64(Problem::K) + i % cta_n] = collected_at(i, cta_n);
+    }
+    __syncwarp();
+  }
+
   __device__ static __forceinline__ void store(const Accumulator (&acc)[accumulators], const Epilogue<Problem>& epilogue,
-                                               Output* output, const Item& item, int group) {
+                                               Output* output, char* shared, const Item& item, int group) {
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4, n = item.n0 + lane % 4 * lane_filters;
-    const s64 first = item.m0 + (Config::pingpong ? 0 : group * consumer_m) + warp * 16 + lane / 4;
-    if constexpr (Epilogue<Problem>::per_filter) {
+    const s64 of_warp = item.m0 + (Config::pingpong ? 0 : group * consumer_m) + warp * 16, first = of_warp + lane / 4;
+    if constexpr (collected) {
+      char* const rows = shared + stages * stage_bytes + (group * 4 + warp) * 8 * pixel_bytes;
+#pragma unroll
+      for (int x = 0; x < 2 * Config::rows; ++x)
+        store_collected(acc, epilogue, output, rows, of_warp + x / 2 * 64 + x % 2 * 8, item.n0, x / 2, x % 2);
+    } else if constexpr (Epilogue<Problem>::per_filter) {
       // block by block: what belongs to its filters is read once for all pixels
 #pragma unroll
       for (int block = 0; block < blocks; ++block) {
@@ -193,7 +250,7 @@ struct IgemmWgmma {
     }
   }
 
-  __device__ static __forceinline__ void consume(Output* output, void* workspace, const Epilogue<Problem>& epilogue, u32 ring, u32 full, u32 empty, u32 turn, int group) {
+  __device__ static __forceinline__ void consume(Output* output, void* workspace, const Epilogue<Problem>& epilogue, char* shared, u32 ring, u32 full, u32 empty, u32 turn, int group) {
     const int lane = int(threadIdx.x) % 32;
     int stage = 0, round = 0;
     u32 parity = 0;
@@ -243,7 +300,7 @@ struct IgemmWgmma {
       if constexpr (split_k > 1) {
         if (!reduce(acc, workspace, item, group)) continue;
       }
-      store(acc, epilogue, output, item, group);
+      store(acc, epilogue, output, shared, item, group);
     }
   }
 
@@ -270,7 +327,7 @@ struct IgemmWgmma {
       if (warp == consumers * 4 && lane == 0) produce(activation, filter, ring, full, empty);
     } else {
       ptx::claim_registers<Problem::consumer_registers>();
-      consume(output, workspace, epilogue, ring, full, empty, turn, warp / 4);
+      consume(output, workspace, epilogue, shared, ring, full, empty, turn, warp / 4);
     }
   }
 };

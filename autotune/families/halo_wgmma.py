@@ -16,7 +16,9 @@ from autotune.trial import Config
 
 _MAX_SMEM = 227 * 1024
 _CLOCK_HZ = 1.8e9
-_ROW_CLOCKS = 2.3  # of a copied row of at most 64 bytes (fitted on H200, 2026-11-30)
+# fitted on H200, 2026-11-30
+_ROW_CLOCKS = 2.3  # of a copied row of at most 64 bytes
+_ELEMENT_CLOCKS = 1.2  # of an output stored by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,8 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
         clocks = per_step * g.fast.taps * g.chunks * t.chunk_bytes / 32 + g.chunks * g.plane_bytes / 128
         rows = (1 if g.paired else g.fast.stride) * g.pitch * g.halo_slow
         clocks = max(clocks, g.chunks * rows * _ROW_CLOCKS)
+        if not is_permuted(problem):
+            clocks = max(clocks, 64 * t.stack * min(t.cta_n, problem.K) * _ELEMENT_CLOCKS)
         # a lone consumer does not multiply while it stores, and two stages hide little of a copy
         clocks *= 1.0 + (0.35 if t.consumers == 1 else 0.0) + 0.1 / (t.stages - 1)
         clocks *= 1.0 + 0.02 * (t.turns == 0) + 0.01 * (t.grouped == 1) + 0.03 * t.orient

@@ -16,7 +16,9 @@ from autotune.trial import Config
 _MAX_SMEM = 226 * 1024  # of 227 KiB, one is left for the alignment of what follows static shared memory
 _CLOCK_HZ = 1.75e9
 # fitted on H200, 2026-11-30
-_COPY_BYTES = 70.0  # a clock and multiprocessor, from the second-level cache
+_L2_BYTES = 70.0  # a clock from the second-level cache, for each of all multiprocessors
+_COPY_BYTES = 110.0  # a clock into one multiprocessor, where the others leave it room
+_ROW_CLOCKS = 2.0  # of a copied row of at most 64 bytes
 _LATENCY_CLOCKS = 1900.0  # of a copy, shared by the stages in flight
 _REGISTERS = {1: 240, 2: 240, 3: 160}  # of a consumer's thread, by the number of consumers
 
@@ -106,8 +108,8 @@ class IgemmWgmma(Family):
             return f"{slices} slices are too few for split_k={t.split_k}"
         if t.split_k > 1 and tiles >= 2 * device.sm_count:
             return f"{tiles} tiles need no split_k on {device.sm_count} multiprocessors"
-        if _smem_bytes(t) > _MAX_SMEM:
-            return f"{_smem_bytes(t)} bytes of shared memory are more than {_MAX_SMEM}"
+        if _smem_bytes(t, p) > _MAX_SMEM:
+            return f"{_smem_bytes(t, p)} bytes of shared memory are more than {_MAX_SMEM}"
         if tiles * t.split_k >= 2**30:
             return f"{tiles} tiles are too many"
         return None
@@ -141,7 +143,7 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
         return Launch(
             grid=min(device.sm_count, tiles * t.split_k),
             block=t.consumers * 128 + 128,
-            smem_bytes=_smem_bytes(t),
+            smem_bytes=_smem_bytes(t, problem),
             workspace_bytes=counters + partial if t.split_k > 1 else 0,
             arguments=(
                 _activation_map(t, problem),
@@ -158,12 +160,15 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
         t = _Tile(*(value for _, value in config.knobs))
         items = _tiles(t, problem) * t.split_k
         product = t.cta_m / 64 * t.chunk_bytes / 32 * max(t.cta_n / 2, 16 + t.cta_n / 4)
-        copies = (t.cta_m + t.cta_n) * t.chunk_bytes / _COPY_BYTES
+        rate = min(_COPY_BYTES, _L2_BYTES * device.sm_count / min(device.sm_count, items))
+        rows = t.cta_m + t.cta_n
+        copies = rows * max(t.chunk_bytes / rate, _ROW_CLOCKS if t.chunk_bytes < 128 else 0)
         per_slice = max(product, copies, _LATENCY_CLOCKS / (t.stages - 0.5)) + 10
         outputs = t.cta_m * t.cta_n * problem.out_dtype.bytes
-        # a thread stores its adjacent filters at once, or, where they are not permuted, one by one
-        out_bytes = problem.out_dtype.bytes
-        width = min(16, lane_filters(t.cta_n, problem) * out_bytes) if is_permuted(problem) else out_bytes
+        # a thread stores its adjacent filters at once; collected pixels are stored as a run, or element by element
+        width = min(16, lane_filters(t.cta_n, problem) * problem.out_dtype.bytes)
+        if not is_permuted(problem):
+            width = 8 if t.cta_n >= problem.K else 2 * problem.out_dtype.bytes
         store = outputs / (1.5 * width) + 300 + (outputs / 4 if t.split_k > 1 else 0)
         work = _slices(t, problem) // t.split_k * per_slice
         rounds = items / min(device.sm_count, items)
@@ -182,9 +187,13 @@ def _tiles(t: _Tile, p: ConvProblem) -> int:
     return -(-p.N * p.P * p.Q // t.cta_m) * -(-p.K // t.cta_n)
 
 
-def _smem_bytes(t: _Tile) -> int:
+def _smem_bytes(t: _Tile, p: ConvProblem) -> int:
     filters = -(-t.cta_n * t.chunk_bytes // 1024) * 1024
-    return t.stages * (t.cta_m * t.chunk_bytes + filters) + 8 * (2 * t.stages + t.consumers)
+    ring = t.stages * (t.cta_m * t.chunk_bytes + filters)
+    # eight pixels of each warp, rows of an odd number of 16 bytes
+    pixel_bytes = (-(-t.cta_n * p.out_dtype.bytes // 16) | 1) * 16
+    collected = 0 if is_permuted(p) else t.consumers * 4 * 8 * pixel_bytes
+    return ring + collected + 8 * (2 * t.stages + t.consumers)
 
 
 def _corners(p: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:
