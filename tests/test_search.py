@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from replay import PROBLEM, SPEC, Grid, Replay, trial_of
 
@@ -95,6 +98,28 @@ def test_one_trial_measures_the_default(store: Store, replay: Replay) -> None:
     assert replay.measured == [GRID.default(PROBLEM, SPEC)] == [result.best.config]
 
 
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        *(({"trials": trials}, f"trials must be an integer, not {trials!r}") for trials in (1.5, 2.0, "3", True, None)),
+        *(({"seed": seed}, f"seed must be an integer, not {seed!r}") for seed in (1.5, "a", True, None)),
+        *(({"seed": seed}, f"seed must be at least 0 and below 4294967296, not {seed}") for seed in (-1, 2**32)),
+        *(({"seconds": seconds}, f"seconds must be a positive number, not {seconds!r}") for seconds in ("5", True)),
+    ],
+)
+def test_what_is_no_number_is_refused_before_anything_is_measured(
+    store: Store, replay: Replay, budget: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        tune(PROBLEM, store=store, families=[GRID], **budget)
+    assert replay.measured == []
+
+
+def test_numpy_numbers_are_numbers(store: Store, replay: Replay) -> None:
+    result = tune(PROBLEM, store=store, trials=np.int64(2), seed=np.uint32(7), seconds=np.float32(60), families=[GRID])
+    assert len(result.trials) == result.measured == 2
+
+
 @pytest.mark.parametrize("trials", [0, -1])
 def test_an_empty_budget_is_refused(store: Store, replay: Replay, trials: int) -> None:
     with pytest.raises(ValueError, match=rf"^trials must be at least 1, not {trials}$"):
@@ -103,7 +128,7 @@ def test_an_empty_budget_is_refused(store: Store, replay: Replay, trials: int) -
 
 @pytest.mark.parametrize("seconds", [0.0, -2.0, math.nan, math.inf])
 def test_seconds_that_are_no_duration_are_refused(store: Store, replay: Replay, seconds: float) -> None:
-    with pytest.raises(ValueError, match=r"^seconds must be positive"):
+    with pytest.raises(ValueError, match=r"^seconds must be a positive number, not "):
         tune(PROBLEM, store=store, seconds=seconds, families=[GRID])
 
 

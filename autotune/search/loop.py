@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from numbers import Real
+from typing import TYPE_CHECKING, SupportsIndex
 
 from autotune.backends import find
 from autotune.device import Device, DeviceSpec
@@ -47,13 +49,15 @@ def tune(
     recorded earlier first, and replace the record at the end. families: in place of the registered ones. progress:
     called after every trial. limits: when a child is killed.
 
-    Raises ValueError for a bad budget or an empty batch, Unsupported when no family can run the layer, NoValidConfig
-    when nothing correct was found, NoDevice when the device or its compiler cannot be used, and StoreError.
+    Raises ValueError for a bad budget, a bad seed or an empty batch, Unsupported when no family can run the layer,
+    NoValidConfig when nothing correct was found, NoDevice when the device or its compiler cannot be used, StoreError.
     """
-    if trials < 1:
-        raise ValueError(f"trials must be at least 1, not {trials}")
-    if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
-        raise ValueError(f"seconds must be positive, not {seconds}")
+    trials = _integer("trials", trials, 1)
+    seed = _integer("seed", seed, 0, below=2**32)
+    if seconds is not None and (
+        isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 < seconds < math.inf
+    ):
+        raise ValueError(f"seconds must be a positive number, not {seconds!r}")
     if problem.N == 0:
         raise ValueError("nothing to measure: the batch is empty (N = 0)")
     start = time.monotonic()
@@ -102,3 +106,14 @@ def tune(
     if winner is None:
         raise ledger.nothing_valid()
     return ledger.close(winner, legal=space, outdated=bool(distrusted))
+
+
+def _integer(name: str, value: SupportsIndex, least: int, below: float = math.inf) -> int:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise ValueError(f"{name} must be an integer, not {value!r}")
+    number = operator.index(value)
+    if not least <= number < below:
+        raise ValueError(
+            f"{name} must be at least {least}{f' and below {below}' if below < math.inf else ''}, not {number}"
+        )
+    return number
