@@ -95,6 +95,13 @@ def test_every_verb_prints_json(verb: str) -> None:
     assert "--json" in {name for parameter in commands()[verb].params for name in parameter.opts}
 
 
+# the verbs that read a database, query apart, which has an answer without one
+READING = [
+    ("trials", *CPU, *LAYER),
+    ("export",),
+    ("tune", *CPU, "--stale"),
+    *(("db", verb) for verb in ("check", "stale", "upgrade")),
+]
 MISTAKES = [
     ((), 2, "Missing command"),
     (("tun",), 2, "tun"),
@@ -128,10 +135,14 @@ MISTAKES = [
     (("tune", *CPU, *LAYER, "--dtype", "f16"), 1, "f32"),
     (("tune", *LAYER, "--device", "cuda:99"), 1, "cuda:99"),
     (("query", *LAYER, "--device", "cuda:99"), 1, "cuda:99"),
-    (("trials", *CPU, *LAYER), 1, "no "),
+    (("trials", *CPU, *LAYER, "--db", ":memory:"), 1, "no device 'cpu' in the database"),
     (("export", "--format", "yaml"), 2, "'yaml' is not one of jsonl, csv, markdown"),
-    (("export", "--out", "/absent/folder/table"), 1, "/absent/folder"),
+    (("export", "--out", "/absent/folder/table", "--db", ":memory:"), 1, "/absent/folder"),
     (("export", "--json"), 2, "--out PATH"),
+    *(
+        ((*verb, "--db", "/absent/mistyped.db"), 1, "/absent/mistyped.db: there is no database")
+        for verb in (("query", *CPU, *LAYER), *READING)
+    ),
     (("import",), 2, "FILE"),
     (("import", "/absent/table.jsonl"), 1, "/absent/table.jsonl"),
     (("db", "check", "--db", "/dev/null"), 1, "/dev/null"),
@@ -149,6 +160,26 @@ def test_a_mistake_is_told_in_one_line(
     assert cause in ran.err
     (line,) = [line for line in ran.err.splitlines() if not line.startswith("device: ")]
     assert line.startswith("autotune")
+
+
+@pytest.mark.parametrize("verb", READING, ids=" ".join)
+def test_a_database_that_is_to_be_read_is_not_made(
+    verb: tuple[str, ...], autotune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOTUNE_DB", str(tmp_path / "mistyped.db"))
+    ran = autotune(*verb)
+    assert (ran.status, ran.out, ran.err) == (1, "", f"autotune: {tmp_path}/mistyped.db: there is no database\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_query_without_a_database_names_the_default(
+    autotune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOTUNE_DB", str(tmp_path / "first.db"))
+    ran = autotune("query", *CPU, *LAYER, "--json")
+    assert (ran.status, ran.json["match"]) == (0, "default")
+    assert ran.err == f"{tmp_path}/first.db: there is no database yet\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_query_tells_the_record(tuned: Path, autotune: Any) -> None:
@@ -256,9 +287,9 @@ def test_a_sound_database_passes(tuned: Path, autotune: Any) -> None:
     assert "sound" in autotune("db", "check", "--db", tuned).out
 
 
-def test_defects_are_printed_and_fail(autotune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defects_are_printed_and_fail(autotune: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.store.Store.check", lambda _: ["row 1 is odd", "row 2 is odd"])
-    ran = autotune("db", "check", "--db", tmp_path / "new.db")
+    ran = autotune("db", "check", "--db", ":memory:")
     assert (ran.status, ran.out) == (1, "row 1 is odd\nrow 2 is odd\n")
 
 
@@ -306,6 +337,29 @@ def test_a_reader_that_left_is_no_error_to_tell(tuned: Path) -> None:
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("shell", ["{} /dev/stdout | cat", "{} /dev/stdout > table", "{} /dev/fd/3 3>&1 1>&2 | cat"])
+def test_a_table_goes_to_an_open_stream(shell: str, tuned: Path, autotune: Any, tmp_path: Path) -> None:
+    (tmp_path / "table").write_text("")
+    command = shell.format(f"{sys.executable} -m autotune export --db '{tuned}' --out")
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        **{"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(ROOT)}},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout + (tmp_path / "table").read_text() == autotune("export", "--db", tuned).out
+
+
+def test_what_the_terminal_cannot_print_does_not_fail_a_verb(tuned: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "autotune", "export", "--db", str(tuned), "--out", str(tmp_path / "ü.jsonl")]
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=ascii_only, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{tmp_path}/\\xfc.jsonl: 1 record written\n"
 
 
 def without(descriptor: int, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -235,7 +235,7 @@ def test_a_read_only_database_is_not_marked_and_serves_on(
 ) -> None:
     record = stale(record_of(LAYER, configs_of(LAYER)[7]))
     store.replace(record)
-    monkeypatch.setattr(store, "_read_only", True)
+    monkeypatch.setattr(store, "_why_read_only", "read-only")
     dispatcher = Dispatcher(store, device="cpu")
     wrong[0] = 1
     with pytest.warns(NotTuned, match="elements are wrong"):

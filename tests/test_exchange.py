@@ -158,6 +158,16 @@ def test_an_empty_store_exports_empty_tables(tmp_path: Path) -> None:
             exchange.export_rows(store, "xml")
 
 
+def test_the_two_zeros_are_one(tmp_path: Path) -> None:
+    plain, negative = tmp_path / "plain.jsonl", tmp_path / "negative.jsonl"
+    for path, zero in ((plain, 0.0), (negative, -0.0)):
+        path.write_text(json.dumps(entry(spread_us=zero)) + "\n")
+    for order in ([plain, negative], [negative, plain]):
+        with Store(":memory:") as store:
+            assert exchange.import_files(store, order).conflicts == 0
+            assert '"spread_us": 0.0' in exchange.export_rows(store, "jsonl")
+
+
 # Reading
 
 
@@ -217,7 +227,18 @@ def _nested(part: str, **changes: Any) -> Callable[[], dict[str, Any]]:
         (_nested("device_spec", name=5), "name must be a text, not 5"),
         (_nested("device_spec", rates=[["f17", 1.0]]), "device_spec does not describe a device: ValueError("),
         (_nested("device_spec", rates=[["s8", 1.0]]), "device_spec does not describe a device: KeyError("),
-        (_nested("device_spec", bytes_per_s=0), "device_spec does not describe a device: ZeroDivisionError("),
+        *(
+            (_nested("device_spec", **change), "device_spec does not describe a device: its rates must be positive and")
+            for change in (
+                *({"bytes_per_s": rate} for rate in (0, -1.0, float("inf"), float("nan"))),
+                *({"rates": [["f32", 1.0], ["f16", rate]]} for rate in (0, -1.0, float("inf"), float("nan"))),
+            )
+        ),
+        (_nested("device_spec", rates=[["f32", 10**400]]), "device_spec does not describe a device: OverflowError("),
+        (_nested("device_spec", sm_count="132"), "sm_count must be an integer, not '132'"),
+        (lambda: entry(time_us=10**400), "time_us has more than 64 bits"),
+        (lambda: entry(knobs=[["cta_m", 2**63]]), "cta_m has more than 64 bits"),
+        (lambda: entry(knobs=[["a", 1], ["a", 2]], config="igemm_mma-a1-a2"), "a knob is given twice"),
     ],
 )
 def test_a_malformed_line_is_named_and_nothing_is_imported(

@@ -15,7 +15,7 @@ from store_samples import CPU, GPU, config, failure, layer, many_records, measur
 
 from autotune.device import Device
 from autotune.problem import ConvProblem, DType, Epilogue
-from autotune.store import MergeReport, Store, StoreError
+from autotune.store import MergeReport, NoDatabase, Store, StoreError
 from autotune.trial import Config, Status
 
 
@@ -32,6 +32,18 @@ def test_an_empty_store_has_nothing(store: Store) -> None:
     assert store.trial_names(layer(), GPU) == set()
     assert store.best(layer(), GPU) is None
     assert store.records() == []
+
+
+def test_a_database_that_has_to_be_there_is_not_made(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    path, url = tmp_path / "new" / "tuning.db", request.getfixturevalue("postgresql")
+    for location, reason in ((path, "there is no database"), (url, "there is no tuning database: it has no tables")):
+        with pytest.raises(NoDatabase, match=f": {reason}$"):
+            Store(location, create=False)
+        with Store(location) as made:
+            made.offer(record())
+        with Store(location, create=False) as found:
+            assert found.records() == [record()]
+    assert [one.name for one in tmp_path.iterdir()] == ["new"]
 
 
 def test_trials_come_back_as_they_went_in_and_in_order(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import resource
@@ -9,13 +10,21 @@ import shutil
 import sqlite3
 import stat
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
-from store_samples import GPU, config, in_a_fork, layer, record, trial
+from store_samples import GPU, config, failure, in_a_fork, layer, record, trial
 
-from autotune.store import Store, StoreError, engine
+from autotune.backends import find
+from autotune.dispatch import Dispatcher, NotTuned
+from autotune.problem import ConvProblem
+from autotune.store import Store, StoreError, engine, exchange
+from autotune.store.models import VERSION_TABLE
 
 NOBODY = 65534
 
@@ -263,6 +272,74 @@ def test_rows_that_hold_no_value_are_found(tmp_path: Path, sound: Path) -> None:
             store.trials(layer(), GPU)
 
 
+_UNLIKELY = ("'{'", "'{\"rates\": 5}'", "x'00ff'", "1e999", "'2\n3'")
+
+
+@pytest.mark.parametrize("table", ["device", "layer", "trial", "record", VERSION_TABLE])
+def test_whatever_a_column_holds_is_used_or_refused_in_one_line(tmp_path: Path, table: str) -> None:
+    cpu = find("cpu").spec
+    assert cpu is not None
+    tuned = ConvProblem(N=1, C=8, H=6, W=7, K=8, R=3, S=3, dtype="f32")
+    other = replace(tuned, N=2)
+    whole, path = tmp_path / "whole.db", tmp_path / "tuning.db"
+    with Store(whole) as store:
+        store.add_trial(trial(0, problem=tuned, device=cpu))
+        store.add_trial(replace(failure(1), problem=tuned, device=cpu))
+        store.offer(record(problem=tuned, device=cpu))
+    works: tuple[Callable[[Store], object], ...] = (
+        *(partial(exchange.export_rows, fmt=fmt) for fmt in exchange.FORMATS),
+        lambda store: store.trials(tuned, cpu),
+        Store.provenances,
+        lambda store: list(store.similar(other, cpu, current={})),
+        lambda store: store.offer(record(1.0, problem=tuned, device=cpu)),
+        lambda store: store.merge([record(0.5, problem=tuned, device=cpu)]),
+        lambda store: store.add_trial(trial(0, problem=tuned, device=cpu)),
+    )
+    with closing(sqlite3.connect(whole)) as connection:
+        columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+    said: list[str] = []
+    # the columns of a layer behind its text are all read alike
+    for column, value in itertools.product(columns[:4] if table == "layer" else columns, _UNLIKELY):
+        shutil.copy(whole, path)
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA ignore_check_constraints = ON")
+            with suppress(sqlite3.IntegrityError):
+                connection.execute(f"UPDATE {table} SET {column} = {value}")
+            connection.commit()
+        try:
+            store = Store(path)
+        except StoreError as error:
+            said.append(str(error))
+            continue
+        with store:
+            said += store.check()
+            # no fault of the database reaches a program that convolves
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NotTuned)
+                dispatcher = Dispatcher(store, "cpu")
+                assert {dispatcher.select(problem).family for problem in (tuned, other)} == {"direct_cpu"}
+            for work in works:
+                try:
+                    work(store)
+                except StoreError as error:
+                    said.append(str(error))
+        path.unlink()
+    assert len(said) > len(columns)
+    assert [line for line in said if "\n" in line] == []
+
+
+@pytest.mark.parametrize("versions", [[], ["0001", "0001"], [""], [None]])
+def test_a_database_that_tells_no_version_is_refused(tmp_path: Path, sound: Path, versions: list[str | None]) -> None:
+    path = tmp_path / "tuning.db"
+    shutil.copy(sound, path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"DROP TABLE {VERSION_TABLE}")
+        connection.execute(f"CREATE TABLE {VERSION_TABLE} (version_num)")
+        connection.executemany(f"INSERT INTO {VERSION_TABLE} VALUES (?)", [(version,) for version in versions])
+        connection.commit()
+    refused(path, f"damaged: {VERSION_TABLE} holds {len(versions)} rows in place of one with the schema's version$")
+
+
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
 def test_what_is_no_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     path = tmp_path / "thing"
@@ -277,7 +354,49 @@ def test_a_file_in_place_of_the_directory_is_a_clear_error(tmp_path: Path) -> No
         Store(tmp_path / "file" / "tuning.db")
 
 
+def test_a_journal_whose_database_is_gone_is_not_written_into_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.db"
+    with Store(path) as store:
+        store.add_trial(trial(0))
+        journal = path.with_name("tuning.db-wal")
+        rows = journal.read_bytes()
+    path.unlink()
+    journal.write_bytes(rows)
+    with pytest.raises(StoreError) as caught:
+        Store(path)
+    reason = "there is no database, but tuning.db-wal holds rows: put its file back or delete it"
+    assert str(caught.value) == f"{path}: {reason}"
+    assert names(tmp_path) == ["tuning.db-wal"]
+    assert journal.read_bytes() == rows
+    journal.write_bytes(b"")
+    with Store(path) as store:
+        assert store.records() == []
+
+
 # Copies, permissions, space
+
+
+def test_a_copy_takes_the_place_of_nothing_that_is_in_use(tmp_path: Path) -> None:
+    path, other = tmp_path / "tuning.db", tmp_path / "other.db"
+    (tmp_path / "link.db").symlink_to(path)
+    with Store(path) as store, Store(other) as live:
+        store.add_trial(trial(0))
+        live.add_trial(trial(1))
+        for target, reason in (
+            (path, "a copy in its own place would cut off those who have it open"),
+            (tmp_path / "link.db", "a copy in its own place would cut off those who have it open"),
+            (other, f"no copy at {other}: in use, or other.db-wal was left behind"),
+            (tmp_path / "none" / "copy.db", f"no copy at {tmp_path}/none/copy.db: No such file or directory"),
+        ):
+            with pytest.raises(StoreError) as caught:
+                store.backup(target)
+            assert str(caught.value) == f"{path}: {reason}"
+        live.close()
+        store.backup(other)
+        assert store.trials(layer(), GPU) == [trial(0)]
+    for database in (path, other):
+        with Store(database) as store:
+            assert store.trials(layer(), GPU) == [trial(0)]
 
 
 def test_the_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import postgres_server
 import pytest
 from postgres_server import execute
-from store_samples import GPU, layer, record, trial
+from store_samples import GPU, layer, measurement, record, run_at_once, trial
 
 from autotune.store import Store, StoreError, engine
+from autotune.store import store as store_module
 
 
 @pytest.fixture
@@ -109,6 +112,57 @@ def test_a_lock_held_for_too_long_is_a_clear_error(filled: str, monkeypatch: pyt
             other.rollback()
             writer.join(30)
             assert store.trials(layer(), GPU) == [trial(), trial(2)]
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_a_server_of_a_stricter_isolation_makes_no_writer_fail(postgresql: str, level: str) -> None:
+    stricter = f"options=-cdefault_transaction_isolation%3D{level.replace(' ', '%5C%20')}%20"
+    location = postgresql.replace("options=", stricter)
+    assert execute(location, "SHOW default_transaction_isolation") == [(level,)]
+    code = (
+        "with Store(sys.argv[1]) as store:\n"
+        "    for i in range(20):\n"
+        "        store.add_trial(samples.trial(i), limit=15)\n"
+        "        store.offer(samples.record(90.0 - i, int(sys.argv[2])))\n"
+    )
+    run_at_once(code, [(location, number) for number in range(4)])
+    with Store(location) as store:
+        assert len(store.trials(layer(), GPU)) == 15
+        assert [one.time_us for one in store.records()] == [71.0]
+
+
+def test_merges_of_the_same_layers_in_other_orders_do_not_wait_for_each_other(
+    postgresql: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.store.store._CHUNK", 1)
+    early, late = (record(9.0, problem=layer(number)) for number in range(2))
+    with Store(postgresql) as store:
+        # the layer that comes later by its text has the smaller number, by which one statement locks
+        store.merge([late])
+        store.merge([early])
+        first_locked, other_waits = threading.Event(), threading.Event()
+        settle = store_module._settle
+
+        def slowly(*arguments: Any) -> Any:
+            if threading.current_thread() is merging and not first_locked.is_set():
+                first_locked.set()
+                assert other_waits.wait(30)
+            return settle(*arguments)
+
+        monkeypatch.setattr(store_module, "_settle", slowly)
+        merging = threading.Thread(target=store.merge, args=([replace(early, measurement=measurement(5.0)), late],))
+        merging.start()
+        assert first_locked.wait(30)
+        monkeypatch.setattr("autotune.store.store._CHUNK", 400)
+        both = [replace(one, measurement=measurement(4.0)) for one in (early, late)]
+        second = threading.Thread(target=store.merge, args=(both,))
+        second.start()
+        while execute(postgresql, "SELECT count(*) FROM pg_locks WHERE NOT granted") == [(0,)]:
+            assert second.is_alive()
+        other_waits.set()
+        merging.join(60)
+        second.join(60)
+        assert [one.time_us for one in store.records()] == [4.0, 4.0]
 
 
 def test_options_of_the_url_are_kept(postgresql: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -43,6 +44,9 @@ _EXPECTED = (
 
 def main() -> None:
     """Run the command line of this process and exit: 0 done, 1 could not do it, 2 wrong usage."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # a name that the terminal's encoding lacks is no reason to fail once the work is done
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 

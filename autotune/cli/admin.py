@@ -27,7 +27,7 @@ def check(db: Database = None, as_json: AsJson = False) -> None:
     """
     from autotune.store import Store
 
-    with Store(db) as store:
+    with Store(db, create=False) as store:
         defects = store.check()
         if as_json:
             print_json({"db": store.url, "defects": defects})
@@ -45,7 +45,7 @@ def upgrade(db: Database = None, as_json: AsJson = False) -> None:
     """
     from autotune.store import SCHEMA_VERSION, Store
 
-    with Store(db) as store:
+    with Store(db, create=False) as store:
         before, url = store.upgraded_from, store.url
     if as_json:
         print_json({"db": url, "schema": SCHEMA_VERSION, "upgraded_from": before})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from autotune.cli.output import Failure, notice, print_facts, print_json
 from autotune.device import DeviceSpec, roofline_us
 from autotune.problem import ConvProblem
 from autotune.trial import Config, Record
+
+if TYPE_CHECKING:
+    from autotune.store import Store
 
 
 def query(
@@ -26,11 +29,10 @@ def query(
     And how it matched: exact (this layer was tuned), nearest (a similar layer was) or default. Measures nothing.
     """
     from autotune.dispatch import Dispatcher
-    from autotune.store import Store
 
     chosen = usable_device(device)
     assert chosen.spec is not None
-    with Store(db) as store, warnings.catch_warnings(record=True) as caught:
+    with _opened(db) as store, warnings.catch_warnings(record=True) as caught:
         choice = Dispatcher(store, device=chosen.id).select(problem)
     # that the layer is not tuned is said below
     for warning in caught:
@@ -48,6 +50,19 @@ def query(
     if record is not None:
         facts["time"] = f"{record.time_us:.1f} us, {share_of_roofline(record)}"
     print_facts(facts)
+
+
+def _opened(db: str | None) -> Store:
+    """The database; where none was named and there is none yet an empty one, beneath which lie the shipped tables."""
+    from autotune.store import NoDatabase, Store
+
+    try:
+        return Store(db, create=False)
+    except NoDatabase as error:
+        if db is not None:
+            raise
+        notice(f"{error} yet")
+        return Store(":memory:")
 
 
 def choice_object(

@@ -27,7 +27,7 @@ def stale(db: Database = None, as_json: AsJson = False) -> None:
     from autotune.freshness import Freshness, drivers
     from autotune.store import Store
 
-    with Store(db) as store:
+    with Store(db, create=False) as store:
         records, trials, url = store.records(shipped=False), store.provenances(), store.url
     judge = Freshness(drivers=drivers({record.device.key for record in records}))
     found = [(record, why) for record in records if (why := judge.why_stale(record))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +24,7 @@ def trials(problem: ConvProblem, device: DeviceText = "auto", db: Database = Non
     """
     from autotune.store import Store
 
-    with Store(db) as store:
+    with Store(db, create=False) as store:
         try:
             found = fastest_first(store.trials(problem, device))
         except ValueError as error:
@@ -52,13 +53,14 @@ def export(
     """
     if format not in FORMATS:
         raise typer.BadParameter(f"{format!r} is not one of {', '.join(FORMATS)}", param_hint="'--format'")
-    if as_json and out == "-":
+    to_stdout = out == "-" or _is_stdout(out)
+    if as_json and to_stdout:
         raise typer.BadParameter("the table itself goes to stdout: give --out PATH", param_hint="'--json'")
     from autotune.store import Store, exchange
 
-    with Store(db) as store:
+    with Store(db, create=False) as store:
         try:
-            if out == "-":
+            if to_stdout:
                 print(exchange.export_rows(store, format, device), end="")
                 return
             exchange.write(store, format, Path(out), device)
@@ -90,6 +92,14 @@ def import_(
         print_json(counts)
     else:
         print(", ".join(f"{count} {name}" for name, count in counts.items()))
+
+
+def _is_stdout(path: str) -> bool:
+    """True for another name of where this program's output goes, such as /dev/stdout."""
+    try:
+        return os.path.samestat(Path(path).stat(), os.fstat(1))
+    except OSError:
+        return False
 
 
 def fastest_first(trials: list[Trial]) -> list[Trial]:

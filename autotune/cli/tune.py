@@ -62,7 +62,7 @@ def tune(
 
     chosen = usable_device(device)
     assert chosen.spec is not None
-    with Store(db) as store:
+    with Store(db, create=not stale) as store:
         if stale:
             renew_stale(store, chosen, problem, as_json)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -11,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote
 
 import platformdirs
@@ -28,6 +30,10 @@ _SQLITE_URL = re.compile(r"sqlite(?:\+pysqlite)?://(?:/(?P<path>[^?]*))?")
 
 class StoreError(Exception):
     """A database or a table's file cannot be used; one line that names it and the cause."""
+
+
+class NoDatabase(StoreError):
+    """There is no database where one was to be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,15 +121,15 @@ def is_database(path: Path) -> bool:
         raise StoreError("not an SQLite database")
     page_bytes = int.from_bytes(header[16:18], "big")
     stated = int.from_bytes(header[28:32], "big") * (65536 if page_bytes == 1 else page_bytes)
-    if size < max(stated, _HEADER_BYTES) and not _has_journal(path):
+    if size < max(stated, _HEADER_BYTES) and not journal_of(path):
         raise StoreError(f"truncated: {size} of {stated} bytes are left")
     return True
 
 
-def _has_journal(path: Path) -> bool:
-    """True when rows may still lie beside the file: a write-ahead log, or a rollback journal where there is no WAL."""
+def journal_of(path: Path) -> Path | None:
+    """What may hold rows beside the file: a write-ahead log, or a rollback journal where there is no WAL."""
     journals = (path.with_name(path.name + suffix) for suffix in ("-wal", "-journal"))
-    return any(journal.exists() and journal.stat().st_size for journal in journals)
+    return next((journal for journal in journals if journal.exists() and journal.stat().st_size), None)
 
 
 def open_sqlite(path: Path | None, *, read_only: bool = False, foreign_keys: bool = True) -> Engine:
@@ -147,9 +153,18 @@ def open_sqlite(path: Path | None, *, read_only: bool = False, foreign_keys: boo
 
     # a database in memory lives as long as its only connection
     size, overflow = (8, -1) if path else (1, 0)
-    engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, pool_size=size, max_overflow=overflow)
+    pool: dict[str, Any] = {"poolclass": QueuePool, "pool_size": size, "max_overflow": overflow}
+    engine = create_engine("sqlite://", creator=connect, json_deserializer=_json, **pool)
     event.listen(engine, "begin", _begin)
     return engine
+
+
+def _json(text: Any) -> Any:
+    """The value of a JSON column; what no JSON is comes back as it is, for the reader of the row to refuse."""
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return text
 
 
 @cache
@@ -175,7 +190,7 @@ def _immutable(path: Path, uri: str) -> str:
     try:
         connection.execute("SELECT count(*) FROM sqlite_master")
     except sqlite3.OperationalError:
-        if _has_journal(path):
+        if journal_of(path):
             raise StoreError("read-only, with rows left in its -wal file: open it where it can be written") from None
         return "&immutable=1"
     finally:
@@ -190,17 +205,28 @@ def open_server(text: str) -> Engine:
     options = f"{given if isinstance(given, str) else ' '.join(given)} -c lock_timeout={int(BUSY_S * 1000)}"
     connect = {"connect_timeout": int(BUSY_S), "options": options.strip()}
     try:
-        # pre-ping: a server that was restarted between two trials does not end a search
-        return create_engine(url, connect_args=connect, pool_pre_ping=True)
+        # pre-ping: a server that was restarted between two trials does not end a search. The level is stated because
+        # at a server's stricter default writers would have to repeat what collides instead of waiting for each other
+        return create_engine(url, connect_args=connect, pool_pre_ping=True, isolation_level="READ COMMITTED")
     except ModuleNotFoundError as error:
         raise StoreError(
             f"PostgreSQL needs the Python package {error.name}: pip install 'conv-autotune[postgres]'"
         ) from None
 
 
+def is_without_room(error: Exception) -> bool:
+    """True when SQLite had no room to make the index of a journal, without which it opens no file for writing."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return getattr(cause, "sqlite_errorname", "") == "SQLITE_IOERR_SHMSIZE"
+
+
 def reason(error: Exception) -> str:
     """Why the database refused, in one line."""
     cause = error.orig if isinstance(error, DBAPIError) else error
+    if is_without_room(error):
+        return "the disk is full"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     code = getattr(cause, "sqlite_errorcode", 0) & 0xFF or getattr(cause, "sqlstate", None)
     locked = f"locked by another process for more than {BUSY_S:g} s"
     known = {

@@ -43,14 +43,14 @@ def write(store: Store, fmt: str, path: StrPath, device: AnyDevice | None = None
 
 def save(text: str, path: StrPath) -> None:
     """Write a file, which appears, or is replaced, when it is complete; StoreError when it cannot be written."""
-    # a link stays a link
-    target = Path(os.path.realpath(path))
+    path = Path(path)
     try:
-        if target.exists() and not target.is_file():
-            # a pipe or a terminal has no name to replace
-            target.write_text(text, encoding="utf-8", newline="")
+        if path.exists() and not path.is_file():
+            # a pipe or a terminal has no name to replace; that of an open one, /dev/fd/3, leads nowhere
+            path.write_text(text, encoding="utf-8", newline="")
         else:
-            _publish(text, target)
+            # a link stays a link
+            _publish(text, Path(os.path.realpath(path)))
     except OSError as error:
         raise StoreError(f"{os.fspath(path)}: {error.strerror}") from error
 

@@ -9,10 +9,10 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, column, inspect, select, table
+from sqlalchemy import Connection, Engine, String, column, inspect, select, table
 
 from autotune.resources import folder
-from autotune.store.engine import Location, StoreError, is_writable, open_sqlite
+from autotune.store.engine import Location, NoDatabase, StoreError, is_writable, journal_of, open_sqlite
 from autotune.store.models import SCHEMA_VERSION, VERSION_TABLE
 
 _UPGRADE_LOCK = 0x61757475  # PostgreSQL advisory lock, held while the tables are made or changed
@@ -30,14 +30,18 @@ def version(connection: Connection) -> str | None:
         return None
     if VERSION_TABLE not in names:
         raise StoreError(f"not a tuning database: it has the tables {', '.join(sorted(names)[:5])}")
-    found: str = connection.execute(select(column("version_num")).select_from(table(VERSION_TABLE))).scalar_one()
-    return found
+    query = select(column("version_num", String)).select_from(table(VERSION_TABLE))
+    found = connection.execute(query).scalars().all()
+    if len(found) != 1 or not found[0]:
+        raise StoreError(f"damaged: {VERSION_TABLE} holds {len(found)} rows in place of one with the schema's version")
+    return " ".join(str(found[0]).split())
 
 
-def prepare(engine: Engine, location: Location) -> str | None:
+def prepare(engine: Engine, location: Location, create: bool) -> str | None:
     """Make sure that a database has this version's tables: create, upgrade, or StoreError with the reason.
 
-    Returns the version of the tables that were upgraded, None where none were.
+    create: make the tables of a server's database that has none. Returns the version of the tables that were upgraded,
+    None where none were.
     """
     with engine.connect() as connection:
         found = version(connection)
@@ -45,6 +49,8 @@ def prepare(engine: Engine, location: Location) -> str | None:
         return None
     if found is None and location.path:
         raise StoreError("not a tuning database: it has no tables")
+    if found is None and location.server and not create:
+        raise NoDatabase("there is no tuning database: it has no tables")
     if found and found not in _revisions():
         raise StoreError(
             f"schema {found} is newer than {SCHEMA_VERSION}, the newest that this version knows: upgrade conv-autotune"
@@ -96,8 +102,13 @@ def _back_up(connection: Connection, path: Path | None, found: str) -> None:
 def create_file(path: Path) -> None:
     """Make a new SQLite database, its directories included, which appears whole or not at all; keep one that is there.
 
-    OSError when a directory cannot be made or written.
+    OSError when a directory cannot be made or written. StoreError where a journal was left behind, whose pages SQLite
+    would write into the new file.
     """
+    journal = journal_of(path)
+    # looked for first: another process's file appears before its journal does
+    if journal and not path.exists():
+        raise StoreError(f"there is no database, but {journal.name} holds rows: put its file back or delete it")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".tuning-") as scratch:
         new = Path(scratch) / "new.db"
@@ -126,7 +137,12 @@ def copy(source: sqlite3.Connection, target: Path) -> None:
     """Copy a database that others may be writing to, every committed row, by SQLite's backup API.
 
     The target appears, or is replaced, when the copy is complete. sqlite3.Error or OSError when it cannot be made.
+    StoreError where a journal lies beside the target: it is in use, or SQLite would write the journal into the copy.
     """
+    beside = [target.with_name(target.name + suffix) for suffix in ("-wal", "-shm", "-journal")]
+    for journal in beside:
+        if journal.exists():
+            raise StoreError(f"in use, or {journal.name} was left behind")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".tuning-") as scratch:
         new = Path(scratch) / "copy.db"
         with closing(sqlite3.connect(new)) as copied:

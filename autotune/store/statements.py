@@ -19,6 +19,7 @@ from autotune.trial import Record, Trial
 Key = tuple[str, int]  # of a record: problem text and device id
 # what a row that holds no value makes the value's constructor raise
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
+_MERGE_LOCK = 0x6D657267  # PostgreSQL advisory lock
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -54,6 +55,15 @@ def state_device(connection: Connection, spec: DeviceSpec) -> int:
         connection.execute(update(DeviceRow).where(DeviceRow.id == row.id).values(values))
     found: int = row.id
     return found
+
+
+def queue_merge(connection: Connection) -> None:
+    """Wait until no other merge is at work: two that lock many layers in different orders would wait for each other.
+
+    An SQLite writer is alone anyway.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MERGE_LOCK})")
 
 
 def layer_ids(connection: Connection, problems: Iterable[ConvProblem], *, lock: bool = False) -> dict[str, int]:

@@ -22,7 +22,7 @@ from autotune.store import engine as engines
 from autotune.store import rows, schema, statements
 from autotune.store import shipped as tables
 from autotune.store.checking import defects
-from autotune.store.engine import StoreError
+from autotune.store.engine import NoDatabase, StoreError
 from autotune.store.lookup import AnyDevice, device_key
 from autotune.store.merging import MergeReport, demerit, winner
 from autotune.store.similar import Current, distance, page, rank
@@ -37,7 +37,8 @@ class Store:
 
     location: a path, an SQLAlchemy URL, or None: the environment's AUTOTUNE_DB, else ``tuning.db`` in the user's data
     directory. An absent file is made, its directories too; an empty one is refused. A file that cannot be written,
-    or whose directory cannot, is opened for look-ups only.
+    whose directory cannot, or whose disk is full, is opened for look-ups only. create: where there is no database make
+    one, else NoDatabase, a StoreError.
 
     Several threads may share a store, and so may a forked child, which gets connections of its own. A device argument
     is a ``DeviceSpec``, a usable ``Device``, or a text: see ``lookup.device_key``, whose ValueError passes through.
@@ -47,15 +48,16 @@ class Store:
     Raises StoreError, in one line, when the database cannot be opened, read or written, here and in every method.
     """
 
-    def __init__(self, location: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, location: str | os.PathLike[str] | None = None, *, create: bool = True) -> None:
         self._location = engines.locate(location)
+        self._create = create
         self._process = os.getpid()
         self._closed = False
         self._inherited: list[Any] = []
         with self._faults():
-            self._engine, self._read_only = self._open()
+            self._engine, self._why_read_only = self._open()
             try:
-                self.upgraded_from = schema.prepare(self._engine, self._location)
+                self.upgraded_from = self._prepare()
             except BaseException:
                 self._engine.dispose()
                 raise
@@ -207,6 +209,7 @@ class Store:
         records = list(records)
         counts = dict.fromkeys(("added", "replaced", "unchanged", "conflicts"), 0)
         with self._transaction(writes=True) as connection:
+            statements.queue_merge(connection)
             described = {*statements.devices(connection).values(), *(record.device for record in records)}
             specs = {spec.key: spec for spec in sorted(described, key=rows.spec_text)}
             ids = {
@@ -236,13 +239,18 @@ class Store:
             return [str(error)]
 
     def backup(self, path: str | os.PathLike[str]) -> None:
-        """Copy an SQLite database to a file while others may be writing; it holds every row committed before."""
+        """Copy an SQLite database to another file while others may be writing; it holds every row committed before."""
+        target = Path(os.path.realpath(path))
         with self._faults():
+            if target == self._location.path:
+                raise StoreError("a copy in its own place would cut off those who have it open")
             connection = self._live_engine().raw_connection()
             try:
                 if not isinstance(connection.driver_connection, sqlite3.Connection):
                     raise StoreError("not an SQLite database: use the server's own backup")
-                schema.copy(connection.driver_connection, Path(path))
+                schema.copy(connection.driver_connection, target)
+            except (StoreError, OSError, sqlite3.Error) as error:
+                raise StoreError(f"no copy at {target}: {engines.reason(error)}") from error
             finally:
                 connection.close()
 
@@ -266,16 +274,30 @@ class Store:
             own = statements.record(connection, record.problem, record.device.key)
         return own not in (None, record)
 
-    def _open(self) -> tuple[Engine, bool]:
+    def _open(self) -> tuple[Engine, str]:
+        """An engine, and why it does not write, if so."""
         path = self._location.path
         if path is None:
-            return (
-                engines.open_server(self._location.server) if self._location.server else engines.open_sqlite(None)
-            ), False
+            server = self._location.server
+            return (engines.open_server(server) if server else engines.open_sqlite(None)), ""
         if not engines.is_database(path):
+            if not self._create:
+                raise NoDatabase("there is no database")
             schema.create_file(path)
         read_only = not engines.is_writable(path)
-        return engines.open_sqlite(path, read_only=read_only), read_only
+        return engines.open_sqlite(path, read_only=read_only), "read-only" if read_only else ""
+
+    def _prepare(self) -> str | None:
+        try:
+            return schema.prepare(self._engine, self._location, self._create)
+        except DBAPIError as error:
+            if not engines.is_without_room(error):
+                raise
+            # what is in the file can be looked up all the same
+            self._engine.dispose()
+            self._why_read_only = engines.reason(error)
+            self._engine = engines.open_sqlite(self._location.path, read_only=True)
+            return schema.prepare(self._engine, self._location, self._create)
 
     def _live_engine(self) -> Engine:
         if self._closed:
@@ -293,8 +315,8 @@ class Store:
     def _transaction(self, *, writes: bool = False) -> Iterator[Connection]:
         with self._faults():
             engine = self._live_engine()
-            if writes and self._read_only:
-                raise StoreError("read-only")
+            if writes and self._why_read_only:
+                raise StoreError(self._why_read_only)
             with engine.connect() as connection:
                 connection.execution_options(writes=writes)
                 with connection.begin():
@@ -306,11 +328,9 @@ class Store:
         try:
             yield
         except StoreError as error:
-            raise StoreError(f"{self._location.label}: {error}") from error.__cause__
-        except (DBAPIError, sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
+            raise type(error)(f"{self._location.label}: {error}") from error.__cause__
+        except (DBAPIError, sqlite3.Error, OSError, OverflowError, UnicodeEncodeError) as error:
             raise StoreError(f"{self._location.label}: {engines.reason(error)}") from error
-        except OSError as error:
-            raise StoreError(f"{self._location.label}: {error.strerror or error}") from error
 
 
 def _offer(connection: Connection, record: Record, device_id: int, layer_ids: Mapping[str, int]) -> bool:
