@@ -382,6 +382,16 @@ def test_notices_do_not_go_to_stdout_where_stderr_is_closed(tuned: Path) -> None
     assert without(2, "nonsense").stdout == ""
 
 
+def test_notices_that_cannot_be_written_end_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "autotune", "tune", *CPU, *LAYER, "--trials", "2", "--db", str(tmp_path / "t.db")]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, cwd=ROOT, check=False)
+        assert done.returncode == 0
+        assert "2 measured now" in done.stdout
+        wrong = subprocess.run([*command[:3], "nonsense"], stderr=full, cwd=ROOT, check=False)
+        assert wrong.returncode == 2
+
+
 @pytest.mark.parametrize(
     ("options", "fields"),
     [

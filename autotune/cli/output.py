@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -14,8 +15,13 @@ class Failure(Exception):
 def notice(text: str) -> None:
     """Print a line for the person, not for programs."""
     # closed, it is None, which would mean stdout to ``print``
-    if sys.stderr is not None:
+    if sys.stderr is None:
+        return
+    try:
         print(text, file=sys.stderr, flush=True)
+    # what nobody can read is no reason to stop; the interpreter flushes once more at exit
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def print_json(value: Mapping[str, object]) -> None:
