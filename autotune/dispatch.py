@@ -183,7 +183,11 @@ class Dispatcher:
         layer, and RuntimeError when the layer, or a scale that is a number, is not warm while the stream is being
         captured, or after a fork.
         """
-        form = (x.shape, w.shape, x.dtype, stride, padding, dilation, groups, layout, activation, out_dtype)
+        try:
+            form = (x.shape, w.shape, x.dtype, stride, padding, dilation, groups, layout, activation, out_dtype)
+        except AttributeError:
+            kinds = f"{type(x).__name__} and {type(w).__name__}"
+            raise ValueError(f"activation and filter must be arrays, not {kinds}") from None
         epilogue = (_scaling(scale), bias is not None, residual is not None)
         key = (*form, *epilogue)
         try:

@@ -268,6 +268,8 @@ class ConvProblem:
             put(self, "layout", Layout(str(layout).lower()))
         except ValueError:
             raise ValueError(f"unknown layout {layout!r}: use nhwc or nchw") from None
+        if epilogue is not None and not isinstance(epilogue, Epilogue):
+            raise ValueError(f"epilogue must be an Epilogue, not {epilogue!r} (Epilogue.parse reads a text)")
         put(self, "epilogue", (epilogue if epilogue is not None else Epilogue()).resolved(self.dtype))
         for name, size in (("C", self.C), ("K", self.K)):
             if size % self.groups:

@@ -293,9 +293,10 @@ def test_empty_batch_gives_an_empty_output_and_no_launch(store: Store) -> None:
         (np.zeros((1, 9, 9, 8), np.float32), np.zeros((4, 3, 3, 8), np.float64), "filter"),
         (np.zeros((9, 9, 8), np.float32), np.zeros((4, 3, 3, 8), np.float32), "four axes"),
         (np.zeros((1, 9, 9, 8), np.float16), np.zeros((4, 3, 3, 8), np.float16), "--dtype f32"),
+        ([[[[1.0]]]], np.zeros((1, 1, 1, 1), np.float32), "must be arrays, not list and ndarray"),
     ],
 )
-def test_operands_that_do_not_fit_are_refused(store: Store, x: np.ndarray, w: np.ndarray, message: str) -> None:
+def test_operands_that_do_not_fit_are_refused(store: Store, x: object, w: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         Dispatcher(store, device="cpu").conv2d(x, w)
     assert "\n" not in str(caught.value)

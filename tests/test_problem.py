@@ -120,6 +120,7 @@ def test_a_problem_is_frozen_and_differs_from_other_values():
         ({"dtype": "f64"}, "unknown dtype 'f64': use one of f16, bf16, tf32, f32, s8, e4m3"),
         ({"dtype": "s32"}, "s32 is not an input dtype: use one of f16, bf16, tf32, f32, s8, e4m3"),
         ({"layout": "chwn"}, "unknown layout 'chwn': use nhwc or nchw"),
+        ({"epilogue": "relu"}, "epilogue must be an Epilogue, not 'relu' (Epilogue.parse reads a text)"),
         ({"N": 2**31}, "N must be below 2**31"),
         ({"stride": (1, 10**30)}, "stride must be below 2**31"),
         ({"padding": (0, 2**31, 0, 0)}, "padding must be below 2**31"),
