@@ -181,6 +181,13 @@ def test_the_fastest_plans_and_each_rivals_best_are_timed_again(
     assert (found.timed, found.left) == (12 + FAIR_TRIES, 12 - FAIR_TRIES)
 
 
+def test_a_rival_is_not_left_for_plans_that_fail(harness: Harness) -> None:
+    nhwc = NumPyRival(SMALL, Layout.NHWC, [refuses] * FAIR_TRIES + [right])
+    nchw = NumPyRival(SMALL, Layout.NCHW, [right])
+    found = contest(harness, SMALL, 60, [lambda: nhwc, lambda: nchw])
+    assert (found.timed, found.left, found.skipped.total()) == (2, 0, FAIR_TRIES)
+
+
 def test_without_time_each_rival_has_its_first_plan_tried(harness: Harness) -> None:
     rivals = [NumPyRival(SMALL, layout, [right] * 3) for layout in (Layout.NHWC, Layout.NCHW)]
     found = contest(harness, SMALL, 0, [lambda: rivals[0], lambda: rivals[1]])

@@ -16,6 +16,7 @@ from conftest import EDGE_PROBLEMS
 from autotune import ConvProblem, Dispatcher, Epilogue, Status, Store, reference, tune
 from autotune.backends import Backend, Compiler, compiler_for, find, open_backend
 from autotune.backends.operands import drawn
+from autotune.bench.rivals import contest
 from autotune.dispatch import NotTuned
 from autotune.families import FAMILIES, Family, IgemmMma
 from autotune.measure.harness import Harness
@@ -368,3 +369,38 @@ def test_an_untuned_layer_warns_once(store: Store) -> None:
     with pytest.warns(NotTuned) as caught:
         dispatcher.conv2d(x, w, padding=1)
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize("element_bytes", [1, 2, 4])
+def test_axes_are_permuted_as_numpy_does(backend: Backend, element_bytes: int) -> None:
+    shape, axes = (3, 5, 7, 6), (0, 3, 1, 2)
+    held = np.random.default_rng(element_bytes).integers(0, 256, 630 * element_bytes, np.uint8)
+    source, target = backend.allocate(held.size), backend.allocate(held.size)
+    source.set(held)
+    backend.permute(target, source, shape, axes, element_bytes)
+    backend.synchronize()
+    expected = held.view(f"u{element_bytes}").reshape(shape).transpose(axes)
+    assert np.array_equal(target.get(), np.ascontiguousarray(expected).reshape(-1).view(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "epilogue", "layouts"),
+    [
+        ("f16", "identity", {"NHWC", "NCHW"}),
+        ("f16", "bias+relu", {"NHWC"}),
+        ("s8", "scale_channel+bias+relu", {"NHWC"}),
+    ],
+)
+def test_cudnn_is_a_rival_in_its_layouts(backend: Backend, dtype: str, epilogue: str, layouts: set[str]) -> None:
+    pytest.importorskip("cudnn", reason="cuDNN's frontend is missing: pip install nvidia-cudnn-frontend")
+    problem = ConvProblem(
+        **{"N": 2, "C": 64, "H": 20, "W": 24, "K": 32, "R": 3, "S": 3},
+        padding=1,
+        dtype=dtype,
+        epilogue=Epilogue.parse(epilogue),
+    )
+    harness = Harness(backend, problem, seed=5)
+    found = contest(harness, problem, seconds=20)
+    assert layouts <= {plan.rival.split()[-1] for plan in found.finalists}, found.skipped
+    timed = harness.interleaved([(plan.loaded, plan.first_us) for plan in found.finalists])
+    assert all(samples.median_us > 0 for samples in timed)

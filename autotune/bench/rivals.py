@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from autotune.backends import Kernel, NoDevice
@@ -16,7 +17,7 @@ from autotune.measure.harness import Harness, Loaded
 from autotune.problem import ConvProblem, Layout
 
 FINALISTS = 6  # plans that are timed in turn with ours, by their first times
-# plans of a rival after which it is left when its best takes this many times the best of all
+# timed plans of a rival after which it is left when its best takes this many times the best of all
 FAIR_TRIES = 5
 BEHIND = 2.0
 
@@ -56,7 +57,7 @@ class Contest:
 def cudnn(problem: ConvProblem) -> list[Callable[[], Rival]]:
     """cuDNN with the layer's epilogue fused, where it has one: in the layer's layout, then in the other."""
     layouts = sorted(Layout, key=lambda layout: layout is not problem.layout)
-    return [lambda layout=layout: Cudnn(replace(problem, layout=layout)) for layout in layouts]  # type: ignore[misc]
+    return [partial(Cudnn, replace(problem, layout=layout)) for layout in layouts]
 
 
 def contest(
@@ -82,6 +83,7 @@ def contest(
             plan = _try(harness, racer.rival, racer.tried, found)
             racer.tried += 1
             if plan is not None:
+                racer.timed += 1
                 racer.best_us = min(racer.best_us, plan.first_us)
                 best_us = min(best_us, plan.first_us)
                 found.timed += 1
@@ -94,10 +96,11 @@ def contest(
 class _Racer:
     rival: Rival
     tried: int = 0
+    timed: int = 0
     best_us: float = float("inf")
 
     def is_behind(self, best_us: float) -> bool:
-        return self.tried >= FAIR_TRIES and self.best_us > BEHIND * best_us
+        return self.timed >= FAIR_TRIES and self.best_us > BEHIND * best_us
 
 
 def _try(harness: Harness, rival: Rival, index: int, found: Contest) -> Plan | None:
