@@ -373,6 +373,25 @@ def test_a_journal_whose_database_is_gone_is_not_written_into_a_new_one(tmp_path
         assert store.records() == []
 
 
+def test_what_is_committed_or_made_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with Store(tmp_path / "tuning.db") as store:
+        assert synced == ["new.db", tmp_path.name]
+        store.backup(tmp_path / "copy")
+        assert synced[2:] == ["copy.db", tmp_path.name]
+        exchange.write(store, "csv", tmp_path / "table.csv")
+        assert [re.sub(r"\.[0-9a-f]{16}$", "", name) for name in synced[4:]] == [".table.csv", tmp_path.name]
+        with store._transaction(writes=True) as connection:
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+
+
 # Copies, permissions, space
 
 

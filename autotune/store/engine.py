@@ -8,7 +8,7 @@ import os
 import re
 import sqlite3
 import stat
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -132,6 +132,21 @@ def journal_of(path: Path) -> Path | None:
     return next((journal for journal in journals if journal.exists() and journal.stat().st_size), None)
 
 
+def sync(path: Path) -> None:
+    """Have the disk hold what a file contains."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_names(folder: Path) -> None:
+    """Have the disk hold which files a folder has, where its file system can do that: some of a network cannot."""
+    with suppress(OSError):
+        sync(folder)
+
+
 def open_sqlite(path: Path | None, *, read_only: bool = False, foreign_keys: bool = True) -> Engine:
     """An engine on an existing SQLite file, or on a new database in memory. Connections are made on demand."""
     uri = f"file://{quote(os.fsencode(path))}" if path else "file::memory:"
@@ -144,9 +159,8 @@ def open_sqlite(path: Path | None, *, read_only: bool = False, foreign_keys: boo
         # isolation_level None: transactions are begun below, not by the driver
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
-        # with WAL a commit is in the kernel's hands when it returns, so it outlives a killed process; NORMAL only
-        # leaves out the fsync per commit, without which a power cut may cost the last commits but not the database
-        connection.execute("PRAGMA synchronous = NORMAL")
+        # a commit outlives a killed process and a power cut; a trial takes longer to measure than its fsync takes
+        connection.execute("PRAGMA synchronous = FULL")
         if not _has_logarithm():
             connection.create_function("ln", 1, math.log, deterministic=True)
         return connection

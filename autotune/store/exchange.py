@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autotune.device import roofline_us
 from autotune.store import header, jsonl, rows
-from autotune.store.engine import StoreError
+from autotune.store.engine import StoreError, sync_names
 from autotune.store.jsonl import StrPath
 from autotune.store.lookup import AnyDevice
 from autotune.store.merging import MergeReport
@@ -98,8 +98,4 @@ def _publish(text: str, target: Path) -> None:
         scratch.replace(target)
     finally:
         scratch.unlink(missing_ok=True)
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_names(target.parent)

@@ -12,7 +12,16 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, String, column, inspect, select, table
 
 from autotune.resources import folder
-from autotune.store.engine import Location, NoDatabase, StoreError, is_writable, journal_of, open_sqlite
+from autotune.store.engine import (
+    Location,
+    NoDatabase,
+    StoreError,
+    is_writable,
+    journal_of,
+    open_sqlite,
+    sync,
+    sync_names,
+)
 from autotune.store.models import SCHEMA_VERSION, VERSION_TABLE
 
 _UPGRADE_LOCK = 0x61757475  # PostgreSQL advisory lock, held while the tables are made or changed
@@ -122,7 +131,7 @@ def create_file(path: Path) -> None:
         finally:
             # closing the last connection moves the journal into the file
             engine.dispose()
-        _sync(new)
+        sync(new)
         try:
             os.link(new, path)
         except FileExistsError:
@@ -131,6 +140,7 @@ def create_file(path: Path) -> None:
             # no hard links here (FAT, some network mounts): first runs in the same instant are not told apart
             if not path.exists():
                 new.rename(path)
+        sync_names(path.parent)
 
 
 def copy(source: sqlite3.Connection, target: Path) -> None:
@@ -147,13 +157,9 @@ def copy(source: sqlite3.Connection, target: Path) -> None:
         new = Path(scratch) / "copy.db"
         with closing(sqlite3.connect(new)) as copied:
             source.backup(copied)
-        _sync(new)
+        sync(new)
         new.replace(target)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+        sync_names(target.parent)
 
 
 def _run_migrations(connection: Connection) -> None:
