@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 from store_samples import CPU, GPU, config, layer, record, trial
 
+from autotune.families import FAMILIES, family_named
+from autotune.problem import ConvProblem, DType, Epilogue
+from autotune.resources import folder
 from autotune.store import Store, exchange, jsonl, shipped
 from autotune.trial import Record
 
 SMALLER = replace(GPU, sm_count=66)
+LAYER = {"N": 2, "C": 16, "H": 14, "W": 14, "K": 32, "R": 3, "S": 3, "padding": 1}
 
 
 @pytest.fixture
@@ -122,6 +126,50 @@ def test_a_package_without_tables_ships_none(store: Store) -> None:
     assert not shipped.tables().exists()
     assert store.best(layer(), GPU) is None
     assert store.records() == []
+
+
+EPILOGUES = (
+    ConvProblem(**LAYER, dtype="f16"),
+    ConvProblem(**LAYER, dtype="f16", epilogue=Epilogue(bias=True, residual=True, activation="relu")),
+    ConvProblem(**LAYER, dtype="f16", epilogue=Epilogue(scale="tensor", out_dtype=DType.F32)),
+    ConvProblem(**LAYER, dtype="s8"),
+    ConvProblem(**LAYER, dtype="s8", epilogue=Epilogue(scale="channel", bias=True, activation="relu")),
+    ConvProblem(**LAYER, dtype="s8", epilogue=Epilogue(scale="tensor", out_dtype=DType.F16)),
+)
+
+
+def test_a_made_table_answers_for_each_dtype_and_epilogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [record(1.0 + number, number, problem=problem) for number, problem in enumerate(EPILOGUES)]
+    odd = replace(GPU, name="nvidia-h200")
+    with Store(tmp_path / "tuning.db") as tuned:
+        tuned.merge([*made, record(9.0, device=odd), replace(record(problem=layer(7)), verified=False)])
+    script = Path(__file__).parent.parent / "scripts" / "make-tables"
+    command = [sys.executable, script, "--db", tmp_path / "tuning.db", "--out", tmp_path / "made"]
+    subprocess.run(command, capture_output=True, check=True)
+    monkeypatch.setattr(shipped, "tables", lambda: tmp_path / "made")
+    # models whose names differ in punctuation alone share a file
+    assert [path.name for path in shipped.tables().iterdir()] == ["nvidia_h200.jsonl"]
+    with Store(":memory:") as store:
+        assert [store.best(problem, GPU) for problem in EPILOGUES] == made
+        assert store.best(layer(), odd) == record(9.0, device=odd)
+        assert store.best(layer(7), GPU) is None
+        # only other extents of the same dtype, layout and epilogue are similar
+        for problem in EPILOGUES:
+            near = [one.problem for _, one in store.similar(replace(problem, N=3), GPU)]
+            assert near == [problem]
+
+
+@pytest.mark.parametrize("path", sorted((folder("db") / "tables").iterdir()), ids=lambda path: path.name)
+def test_what_the_package_ships_can_serve(path: Path) -> None:
+    records = jsonl.read(path)
+    assert path.read_text() == jsonl.text(records)
+    assert {shipped.file_name(one.device.name) for one in records} == {path.name}
+    assert all(one.verified and one.device.kind == "cuda" for one in records)
+    assert len({(one.device.key, one.problem) for one in records}) == len(records) > 0
+    for one in records:
+        family = family_named(one.family, FAMILIES)
+        assert family is not None, one.config
+        assert family.legal(one.config, one.problem, one.device) is None, one.config
 
 
 def test_tables_are_made_from_a_database(tmp_path: Path, store: Store) -> None:
