@@ -7,12 +7,15 @@
 // output rows: the weights of the slow taps concerned are adjacent in shared memory and form one wgmma of that many times
 // cta_n columns. One producer warp fills a ring of tiles, consumer warpgroups take them in turn.
 //
+// Weights that do not fit beside two tiles are streamed: an entry of the ring then holds one chunk of channels of a tile and
+// of all weights, and a consumer adds up a tile's chunks one after the other.
+//
 // Weights are copied with their filters permuted such that each thread ends up with adjacent filters in its registers:
 // thread q of a quad holds filters q * lane_filters ... of every block of 4 * lane_filters.
 //
 // Config:  orient (0: the fast axis is W, 1: H), stack, cta_n, chunk_bytes (channels in one row of shared memory),
 //          consumers (warpgroups), stages, grouped (1: wgmmas of one shape in a row), turns (1: warpgroups issue in turn),
-//          reassign (1: the producer's registers go to the consumers).
+//          reassign (1: the producer's registers go to the consumers), streamed (1: weights come with each chunk of channels).
 // Problem: the layer's extents, `Element` (f16, bf16, s8), what the family derives, and what epilogue.cuh reads.
 #pragma once
 #include "epilogue.cuh"
@@ -62,16 +65,22 @@ struct HaloWgmma {
   }
   static constexpr int box_bytes = line_bytes * halo_slow;                 // one chunk of channels
   static constexpr int plane_bytes = (box_bytes + 1023) / 1024 * 1024;
-  static constexpr int stage_bytes = chunks * plane_bytes;
+  static constexpr bool streamed = Config::streamed;
+  static constexpr int parts = streamed ? chunks : 1, chunks_of_part = chunks / parts;  // of a tile: entries of the ring
   static constexpr int tap_bytes = cta_n * row_bytes;
-  static constexpr int weight_bytes = chunks * taps_f * taps_s * tap_bytes;
+  static constexpr int weight_bytes = chunks_of_part * taps_f * taps_s * tap_bytes;  // resident, or of a part
+  static constexpr int padded_weight_bytes = (weight_bytes + 1023) / 1024 * 1024;
+  static constexpr int part_bytes = chunks_of_part * plane_bytes;
+  static constexpr int stage_bytes = part_bytes + (streamed ? padded_weight_bytes : 0);
 
   static constexpr int consumers = Config::consumers, stages = Config::stages;
   __host__ __device__ static constexpr int gcd(int a, int b) { return b ? gcd(b, a % b) : a; }
   // a full barrier belongs to one consumer: one that skipped a phase would misread the parity
-  static constexpr int full_barriers = stages * consumers / gcd(stages, consumers);
+  static constexpr int turn_parts = consumers * parts;
+  static constexpr int full_barriers = stages * turn_parts / gcd(stages, turn_parts);
   static constexpr int threads = consumers * 128 + (Config::reassign ? 128 : 32);
-  static constexpr int barrier_offset = (weight_bytes + 1023) / 1024 * 1024 + stages * stage_bytes;
+  static constexpr int ring_offset = streamed ? 0 : padded_weight_bytes;
+  static constexpr int barrier_offset = ring_offset + stages * stage_bytes;
   static constexpr int smem_bytes = barrier_offset + 8 * (full_barriers + stages + 1 + consumers);
 
   // Filters of a thread: `lane_filters` adjacent ones of each block of 4 * lane_filters.
@@ -120,12 +129,12 @@ struct HaloWgmma {
   }
   static constexpr int accumulators = base(-1);
 
-  // The order of a tile's wgmmas. `fresh`: the first on its accumulators.
+  // The order of a part's wgmmas. `fresh`: the first on its accumulators, in the tile's first part.
   struct Step {
     int f, chunk, k, row;
     bool fresh;
   };
-  static constexpr int steps_at_most = taps_f * chunks * k_steps * input_rows;
+  static constexpr int steps_at_most = taps_f * chunks_of_part * k_steps * input_rows;
   struct Program {
     Step step[steps_at_most];
     int size;
@@ -135,7 +144,7 @@ struct HaloWgmma {
     p.size = 0;
     for (int shape = Config::grouped ? stack : 1; shape >= 1; --shape)
       for (int f = 0; f < taps_f; ++f)
-        for (int chunk = 0; chunk < chunks; ++chunk)
+        for (int chunk = 0; chunk < chunks_of_part; ++chunk)
           for (int k = 0; k < k_steps; ++k)
             for (int n = stack; n >= 1; --n)
               for (int i = 0; i < input_rows; ++i) {
@@ -146,16 +155,26 @@ struct HaloWgmma {
   }
   static constexpr Program program = make_program();
 
-  template <int index>
+  template <bool begins, int index = 0>
   __device__ static __forceinline__ void issue(Accumulator (&acc)[accumulators], u64 a, u64 b) {
     if constexpr (index < program.size) {
       constexpr Step s = program.step[index];
       constexpr int n = count(s.row) * cta_n, tap = (s.row - first(s.row) * stride_s) / dilation_s;
       constexpr int from_a = s.chunk * plane_bytes + s.row * line_bytes + offset_of(s.f) + s.k * 32;
       constexpr int from_b = ((s.chunk * taps_f + s.f) * taps_s + place(tap)) * tap_bytes + s.k * 32;
-      ptx::Wgmma<Element, n>::template run<!s.fresh>(&acc[base(s.row)], a + from_a / 16, b + from_b / 16);
-      issue<index + 1>(acc, a, b);
+      ptx::Wgmma<Element, n>::template run<!(begins && s.fresh)>(&acc[base(s.row)], a + from_a / 16, b + from_b / 16);
+      issue<begins, index + 1>(acc, a, b);
     }
+  }
+
+  // Issues the products of what lies at `stage`: with the weights there, or the resident ones.
+  template <bool begins>
+  __device__ static __forceinline__ void multiply(Accumulator (&acc)[accumulators], u32 stage, u32 weights) {
+    const u64 a = ptx::matrix_descriptor<pixel_bytes>(stage, stack * stride_s * line_bytes);
+    const u64 b = ptx::matrix_descriptor<row_bytes>(streamed ? stage + part_bytes : weights, 8 * row_bytes);
+    ptx::wgmma_fence();
+    issue<begins>(acc, a, b);
+    ptx::wgmma_commit();
   }
 
   // Register x of output o of the stack: the sum over all accumulators that hold a part of it.
@@ -177,35 +196,36 @@ struct HaloWgmma {
     __device__ explicit Tile(int index) : f(index % tiles_f * tile_f), s(index / tiles_f % tiles_s * tile_s), n(index / (tiles_f * tiles_s)) {}
   };
 
-  __device__ static __forceinline__ void load_weights(const ptx::TensorMap* map, u32 weights, u32 barrier, int n0) {
-    ptx::barrier_expect(barrier, weight_bytes);
+  // A part's weights, of which a barrier expects weight_bytes.
+  __device__ static __forceinline__ void load_weights(const ptx::TensorMap* map, u32 weights, u32 barrier, int n0, int part) {
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk)
+    for (int chunk = 0; chunk < chunks_of_part; ++chunk)
 #pragma unroll 1
       for (int s = 0; s < taps_s; ++s)
 #pragma unroll 1
         for (int f = 0; f < taps_f; ++f) {
           const u32 target = weights + ((chunk * taps_f + f) * taps_s + place(s)) * tap_bytes;
-          const int tap = across ? s * taps_f + f : f * taps_s + s;
+          const int tap = across ? s * taps_f + f : f * taps_s + s, c = (part * chunks_of_part + chunk) * chunk_elements;
           if constexpr (Problem::permuted) {
 #pragma unroll 1
             for (int n = 0; n < cta_n; n += block_filters)
-              ptx::copy_box(target + n * row_bytes, map, barrier, chunk * chunk_elements, 0, (n0 + n) / lane_filters, 0, tap);
+              ptx::copy_box(target + n * row_bytes, map, barrier, c, 0, (n0 + n) / lane_filters, 0, tap);
           } else {
-            ptx::copy_box(target, map, barrier, chunk * chunk_elements, n0, tap);
+            ptx::copy_box(target, map, barrier, c, n0, tap);
           }
         }
   }
 
-  __device__ static __forceinline__ void load_tile(const ptx::TensorMap* map, u32 stage, u32 barrier, Tile tile) {
-    ptx::barrier_expect(barrier, chunks * box_bytes);
+  // A part of a tile, of which a barrier expects chunks_of_part * box_bytes.
+  __device__ static __forceinline__ void load_tile(const ptx::TensorMap* map, u32 stage, u32 barrier, Tile tile, int part) {
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
+    for (int chunk = 0; chunk < chunks_of_part; ++chunk) {
       const u32 target = stage + chunk * plane_bytes;
+      const int c = (part * chunks_of_part + chunk) * chunk_elements;
       if constexpr (stride_f == 1 || paired)
-        ptx::stream_box(target, map, barrier, chunk * chunk_elements, tile.f + start, tile.s * stride_s - pad_s, tile.n);
+        ptx::stream_box(target, map, barrier, c, tile.f + start, tile.s * stride_s - pad_s, tile.n);
       else
-        ptx::stream_box(target, map, barrier, chunk * chunk_elements, tile.f + start, 0, tile.s * stride_s - pad_s, tile.n);
+        ptx::stream_box(target, map, barrier, c, tile.f + start, 0, tile.s * stride_s - pad_s, tile.n);
     }
   }
 
@@ -251,7 +271,7 @@ struct HaloWgmma {
 
   __device__ static __forceinline__ void run(const ptx::TensorMap* activation, const ptx::TensorMap* filter, Output* output,
                                              const Epilogue<Problem>& epilogue, char* shared) {
-    const u32 weights = ptx::shared_address(shared), ring = weights + (weight_bytes + 1023) / 1024 * 1024;
+    const u32 weights = ptx::shared_address(shared), ring = weights + ring_offset;
     const u32 full = weights + barrier_offset, empty = full + full_barriers * 8, loaded = empty + stages * 8, turn = loaded + 8;
     // the compiler must know that all threads of a warp agree
     const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0), lane = int(threadIdx.x) % 32;
@@ -275,11 +295,18 @@ struct HaloWgmma {
     if (warp >= consumers * 4) {
       if constexpr (Config::reassign) ptx::release_registers<24>();
       if (warp > consumers * 4 || lane != 0) return;
-      for (int i = 0; i < count; ++i) {
-        const int stage = i % stages;
+      for (int i = 0; i < count * parts; ++i) {
+        const int stage = i % stages, part = i % parts;
+        const u32 target = ring + stage * stage_bytes, barrier = full + i % full_barriers * 8;
         if (i >= stages) ptx::barrier_wait(empty + stage * 8, (i / stages - 1) & 1);
-        load_tile(activation, ring + stage * stage_bytes, full + i % full_barriers * 8, Tile(begin + i * stride));
-        if (i == 0) load_weights(filter, weights, loaded, n0);
+        ptx::barrier_expect(barrier, chunks_of_part * box_bytes + (streamed ? weight_bytes : 0));
+        load_tile(activation, target, barrier, Tile(begin + i / parts * stride), part);
+        if constexpr (streamed) {
+          load_weights(filter, target + part_bytes, barrier, n0, part);
+        } else if (i == 0) {
+          ptx::barrier_expect(loaded, weight_bytes);
+          load_weights(filter, weights, loaded, n0, 0);
+        }
       }
     } else {
       if constexpr (Config::reassign) ptx::claim_registers<Problem::consumer_registers>();
@@ -288,24 +315,32 @@ struct HaloWgmma {
 #pragma unroll
       for (int i = 0; i < cta_n / block_filters; ++i)
         filters[i] = epilogue.template filters<lane_filters>(n0 + i * block_filters + lane % 4 * lane_filters, Problem::K);
-      if (count > group) ptx::barrier_wait(loaded, 0);
-      const u64 b = ptx::matrix_descriptor<row_bytes>(weights, 8 * row_bytes);
+      if (!streamed && count > group) ptx::barrier_wait(loaded, 0);
+      auto wait_full = [&](int part) { ptx::barrier_wait(full + part % full_barriers * 8, (part / full_barriers) & 1); };
+      auto release = [&](int part) {
+        if (lane == 0) ptx::barrier_arrive(empty + part % stages * 8);
+      };
 #pragma unroll 1
       for (int i = group; i < count; i += consumers) {
-        const int stage = i % stages, round = i / consumers;
-        const u64 a = ptx::matrix_descriptor<pixel_bytes>(ring + stage * stage_bytes, stack * stride_s * line_bytes);
+        const int round = i / consumers;
+        int part = i * parts;
         Accumulator acc[accumulators];
-        ptx::barrier_wait(full + i % full_barriers * 8, (i / full_barriers) & 1);
+        wait_full(part);
         // group 0 waits for the last group's turn of the round before
         if (Config::turns && i) ptx::barrier_wait(turn + group * 8, group ? round & 1 : (round - 1) & 1);
-        ptx::wgmma_fence();
-        issue<0>(acc, a, b);
-        ptx::wgmma_commit();
+        multiply<true>(acc, ring + part % stages * stage_bytes, weights);
         if (Config::turns && lane == 0) ptx::barrier_arrive(turn + (group + 1) % consumers * 8);
+#pragma unroll 1
+        for (int end = part + parts - 1; part < end;) {
+          wait_full(++part);
+          multiply<false>(acc, ring + part % stages * stage_bytes, weights);
+          ptx::wgmma_wait_previous();
+          release(part - 1);
+        }
         ptx::wgmma_wait();
 #pragma unroll
         for (int j = 0; j < accumulators; ++j) ptx::pin(acc[j]);
-        if (lane == 0) ptx::barrier_arrive(empty + stage * 8);
+        release(part);
         store(acc, epilogue, filters, output, Tile(begin + i * stride), n0);
       }
     }

@@ -19,6 +19,7 @@ _CLOCK_HZ = 1.8e9
 # fitted on H200, 2026-11-30
 _ROW_CLOCKS = 2.3  # of a copied row of at most 64 bytes
 _ELEMENT_CLOCKS = 1.2  # of an output stored by itself
+_L2_BYTES = 70.0  # a clock and multiprocessor, from the second-level cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class _Tile:
     grouped: int
     turns: int
     reassign: int
+    streamed: int
 
     @classmethod
     def of(cls, config: Config) -> _Tile:
@@ -89,6 +91,7 @@ class HaloWgmma(Family):
         Knob(name="grouped", candidates=(0, 1), meaning="1: products of one shape follow each other"),
         Knob(name="turns", candidates=(0, 1), meaning="1: warpgroups issue their products in turn"),
         Knob(name="reassign", candidates=(0, 1), meaning="1: the producer's registers go to the consumers"),
+        Knob(name="streamed", candidates=(0, 1), meaning="1: weights come with each chunk of channels, 0: they stay"),
     )
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
@@ -106,10 +109,10 @@ class HaloWgmma(Family):
 
     def choices(self, problem: ConvProblem, device: DeviceSpec) -> Iterator[tuple[int, ...]]:
         """All combinations, whole groups skipped by the same rules that ``illegal`` states."""
-        shape, pipeline = self.knobs[:4], self.knobs[4:]
-        for tile in itertools.product(*(knob.candidates for knob in shape)):
-            if self._illegal_tile(_Tile(*(*tile, 1, 2, 0, 0, 0)), problem, device) is None:
-                yield from ((*tile, *rest) for rest in itertools.product(*(knob.candidates for knob in pipeline)))
+        shape, pipeline, (streamed,) = self.knobs[:4], self.knobs[4:-1], self.knobs[-1:]
+        for *tile, last in itertools.product(*(knob.candidates for knob in (*shape, streamed))):
+            if self._illegal_tile(_Tile(*(*tile, 1, 2, 0, 0, 0, last)), problem, device) is None:
+                yield from ((*tile, *rest, last) for rest in itertools.product(*(knob.candidates for knob in pipeline)))
 
     def _illegal_tile(self, t: _Tile, p: ConvProblem, device: DeviceSpec) -> str | None:
         filters = -(-p.K // 8) * 8
@@ -133,8 +136,11 @@ class HaloWgmma(Family):
         for _, count in g.windows:
             if count and not is_legal_n(count * t.cta_n, p.dtype):
                 return f"a product of {count * t.cta_n} columns does not exist for {p.dtype}"
-        if g.weight_bytes + 2 * g.chunks * g.plane_bytes > _MAX_SMEM:
+        resident = g.weight_bytes + 2 * g.chunks * g.plane_bytes <= _MAX_SMEM
+        if not resident and not t.streamed:
             return f"{g.weight_bytes} bytes of weights and two halo tiles are more than shared memory holds"
+        if t.streamed and (resident or g.chunks == 1):
+            return "weights that stay in shared memory need not be streamed" if resident else "one chunk is no stream"
         if g.blocks_n > device.sm_count:
             return f"{g.blocks_n} blocks of filters are more than {device.sm_count} multiprocessors"
         if g.tiles >= 2**31:
@@ -144,9 +150,11 @@ class HaloWgmma(Family):
     def _illegal_pipeline(self, t: _Tile, p: ConvProblem) -> str | None:
         if t.stages < t.consumers:
             return f"{t.stages} stages are fewer than {t.consumers} consumers"
-        if t.consumers == 1 and t.turns:
-            return "one consumer has no turns"
+        if t.turns and (t.consumers == 1 or t.streamed):
+            return "one consumer has no turns" if t.consumers == 1 else "streamed tiles come in turn by themselves"
         g = _geometry(t, p)
+        if _full_barriers(t, g) > 64:
+            return f"{_full_barriers(t, g)} barriers are too many"
         if t.grouped and len({count for _, count in g.windows if count}) == 1:
             return "grouped changes nothing with products of one shape"
         smem = _smem_bytes(t, g)
@@ -208,6 +216,8 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
         columns = [count * t.cta_n for _, count in g.windows if count]
         per_step = sum(max(n / 2, 16 + n / 4) for n in columns)
         clocks = per_step * g.fast.taps * g.chunks * t.chunk_bytes / 32 + g.chunks * g.plane_bytes / 128
+        if t.streamed:
+            clocks = max(clocks, (g.chunks * g.plane_bytes + g.weight_bytes) / _L2_BYTES)
         rows = (1 if g.paired else g.fast.stride) * g.pitch * g.halo_slow
         clocks = max(clocks, g.chunks * rows * _ROW_CLOCKS)
         if not is_permuted(problem):
@@ -268,10 +278,15 @@ def _windows(stack: int, slow: _Axis) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
+def _full_barriers(t: _Tile, g: _Geometry) -> int:
+    return math.lcm(t.stages, t.consumers * (g.chunks if t.streamed else 1))
+
+
 def _smem_bytes(t: _Tile, g: _Geometry) -> int:
-    weights = -(-g.weight_bytes // 1024) * 1024
-    barriers = math.lcm(t.stages, t.consumers) + t.stages + 1 + t.consumers
-    return weights + t.stages * g.chunks * g.plane_bytes + 8 * barriers
+    barriers = 8 * (_full_barriers(t, g) + t.stages + 1 + t.consumers)
+    if t.streamed:
+        return t.stages * (g.plane_bytes + -(-g.weight_bytes // g.chunks // 1024) * 1024) + barriers
+    return -(-g.weight_bytes // 1024) * 1024 + t.stages * g.chunks * g.plane_bytes + barriers
 
 
 def _consumer_registers(t: _Tile) -> int:
