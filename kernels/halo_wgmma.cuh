@@ -7,6 +7,10 @@
 // output rows: the weights of the slow taps concerned are adjacent in shared memory and form one wgmma of that many times
 // cta_n columns. One producer warp fills a ring of tiles, consumer warpgroups take them in turn.
 //
+// With stack_fast the taps of the fast axis are stacked too: one wgmma multiplies an input row by all taps that it meets, and
+// an output is the sum of what adjacent pixels, which other threads of the warp hold, contribute by their taps. Of eight
+// adjacent pixels the last ones only contribute.
+//
 // Weights that do not fit beside two tiles are streamed: an entry of the ring then holds one chunk of channels of a tile and
 // of all weights, and a consumer adds up a tile's chunks one after the other.
 //
@@ -15,7 +19,8 @@
 //
 // Config:  orient (0: the fast axis is W, 1: H), stack, cta_n, chunk_bytes (channels in one row of shared memory),
 //          consumers (warpgroups), stages, grouped (1: wgmmas of one shape in a row), turns (1: warpgroups issue in turn),
-//          reassign (1: the producer's registers go to the consumers), streamed (1: weights come with each chunk of channels).
+//          reassign (1: the producer's registers go to the consumers), streamed (1: weights come with each chunk of channels),
+//          stack_fast (1: taps of both axes are stacked).
 // Problem: the layer's extents, `Element` (f16, bf16, s8), what the family derives, and what epilogue.cuh reads.
 #pragma once
 #include "epilogue.cuh"
@@ -38,7 +43,8 @@ struct HaloWgmma {
   static constexpr int dilation_f = across ? Problem::dilation_w : Problem::dilation_h;
   static constexpr int dilation_s = across ? Problem::dilation_h : Problem::dilation_w;
 
-  static constexpr int tile_f = 8, tile_s = 8 * stack;
+  static constexpr int columns_f = Config::stack_fast ? taps_f : 1;  // fast taps of one product
+  static constexpr int tile_f = 8 - (columns_f - 1) * dilation_f, tile_s = 8 * stack;
   static constexpr int tiles_f = ceil_div(fast, tile_f), tiles_s = ceil_div(slow, tile_s);
   static constexpr int tiles = tiles_f * tiles_s * Problem::N;
   static constexpr int blocks_n = ceil_div(Problem::K, cta_n);
@@ -112,13 +118,17 @@ struct HaloWgmma {
         }
     return -1;
   }
+  // Place of a chunk's tap among the weights: what one product multiplies by is adjacent.
+  __host__ __device__ static constexpr int place(int chunk, int f, int r) {
+    return Config::stack_fast ? (chunk * taps_s + place(r)) * taps_f + f : (chunk * taps_f + f) * taps_s + place(r);
+  }
   // Rows with the same outputs share accumulators; others need their own, since the ranges of wgmmas must not overlap.
   __host__ __device__ static constexpr bool opens(int i) {
     for (int j = 0; j < i; ++j)
       if (count(i) && first(j) == first(i) && count(j) == count(i)) return false;
     return count(i) > 0;
   }
-  static constexpr int registers_per_output = cta_n / 2;
+  static constexpr int registers_per_output = columns_f * cta_n / 2;
   __host__ __device__ static constexpr int base(int i) {
     int at = 0;
     for (int j = 0; j < input_rows; ++j) {
@@ -134,7 +144,7 @@ struct HaloWgmma {
     int f, chunk, k, row;
     bool fresh;
   };
-  static constexpr int steps_at_most = taps_f * chunks_of_part * k_steps * input_rows;
+  static constexpr int steps_at_most = taps_f / columns_f * chunks_of_part * k_steps * input_rows;
   struct Program {
     Step step[steps_at_most];
     int size;
@@ -143,7 +153,7 @@ struct HaloWgmma {
     Program p{};
     p.size = 0;
     for (int shape = Config::grouped ? stack : 1; shape >= 1; --shape)
-      for (int f = 0; f < taps_f; ++f)
+      for (int f = 0; f < taps_f; f += columns_f)
         for (int chunk = 0; chunk < chunks_of_part; ++chunk)
           for (int k = 0; k < k_steps; ++k)
             for (int n = stack; n >= 1; --n)
@@ -159,9 +169,9 @@ struct HaloWgmma {
   __device__ static __forceinline__ void issue(Accumulator (&acc)[accumulators], u64 a, u64 b) {
     if constexpr (index < program.size) {
       constexpr Step s = program.step[index];
-      constexpr int n = count(s.row) * cta_n, tap = (s.row - first(s.row) * stride_s) / dilation_s;
+      constexpr int n = count(s.row) * columns_f * cta_n, tap = (s.row - first(s.row) * stride_s) / dilation_s;
       constexpr int from_a = s.chunk * plane_bytes + s.row * line_bytes + offset_of(s.f) + s.k * 32;
-      constexpr int from_b = ((s.chunk * taps_f + s.f) * taps_s + place(tap)) * tap_bytes + s.k * 32;
+      constexpr int from_b = place(s.chunk, s.f, tap) * tap_bytes + s.k * 32;
       ptx::Wgmma<Element, n>::template run<!(begins && s.fresh)>(&acc[base(s.row)], a + from_a / 16, b + from_b / 16);
       issue<begins, index + 1>(acc, a, b);
     }
@@ -204,7 +214,7 @@ struct HaloWgmma {
       for (int s = 0; s < taps_s; ++s)
 #pragma unroll 1
         for (int f = 0; f < taps_f; ++f) {
-          const u32 target = weights + ((chunk * taps_f + f) * taps_s + place(s)) * tap_bytes;
+          const u32 target = weights + place(chunk, f, s) * tap_bytes;
           const int tap = across ? s * taps_f + f : f * taps_s + s, c = (part * chunks_of_part + chunk) * chunk_elements;
           if constexpr (Problem::permuted) {
 #pragma unroll 1
@@ -241,14 +251,23 @@ struct HaloWgmma {
 #pragma unroll
       for (int o = 0; o < stack; ++o) {
         const int s = tile.s + (warp * 2 + half) * stack + o;
-        if (f >= fast || s >= slow) continue;
+        const bool inside = f < fast && s < slow && lane / 4 < tile_f;
+        // the others still hand their part to them
+        if (!Config::stack_fast && !inside) continue;
         const s64 at = image + (f * pixel_f + s * pixel_s) * Problem::K;
         Output* const pixel = output + at;
 #pragma unroll
         for (int n = 0; n < cta_n; n += block_filters) {
           Accumulator sums[lane_filters];
 #pragma unroll
-          for (int j = 0; j < lane_filters; ++j) sums[j] = sum<0>(acc, o, (n / 8 + j / 2) * 4 + half * 2 + j % 2);
+          for (int j = 0; j < lane_filters; ++j) {
+            const int x = (n / 8 + j / 2) * 4 + half * 2 + j % 2;
+            sums[j] = sum<0>(acc, o, x);
+#pragma unroll
+            for (int tap = 1; tap < columns_f; ++tap)
+              sums[j] += __shfl_down_sync(0xffffffffu, sum<0>(acc, o, tap * cta_n / 2 + x), 4 * tap * dilation_f);
+          }
+          if (Config::stack_fast && !inside) continue;
           Output y[lane_filters];
           epilogue.template finish<Problem::permuted>(y, sums, filters[n / block_filters], at + n,
                                                       Problem::K - n0 - n - quad * lane_filters);

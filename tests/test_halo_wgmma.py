@@ -26,13 +26,17 @@ LAYERS = (
     ConvProblem(N=4, C=32, H=28, W=28, K=96, R=3, S=3, padding=1, stride=2, dtype="s8"),
     ConvProblem(N=1, C=64, H=40, W=33, K=24, R=3, S=3, padding=2, dilation=2),
     WIDE,
+    # few filters, whose taps are stacked along both axes
+    ConvProblem(N=4, C=64, H=60, W=70, K=8, R=3, S=3, padding=1),
 )
 
 
 def config(**knobs: int) -> Config:
     """A legal config of the headline layer with some knobs changed."""
     usual = {"orient": 0, "stack": 3, "cta_n": 32, "chunk_bytes": 128, "consumers": 2, "stages": 4}
-    return Config.of(FAMILY.name, usual | {"grouped": 0, "turns": 1, "reassign": 1, "streamed": 0} | knobs)
+    return Config.of(
+        FAMILY.name, usual | {"grouped": 0, "turns": 1, "reassign": 1, "streamed": 0, "stack_fast": 0} | knobs
+    )
 
 
 @pytest.mark.parametrize("problem", LAYERS, ids=str)
@@ -63,6 +67,8 @@ def test_choices_skip_only_what_is_illegal(problem: ConvProblem) -> None:
         ({"consumers": 4, "stack": 4, "reassign": 0}, "registers a thread are more than"),
         ({"stages": 7}, "stages=7 is not one of"),
         ({"streamed": 1}, "weights that stay in shared memory need not be streamed"),
+        ({"stack_fast": 1}, "a product of 288 columns does not exist for f16"),
+        ({"stack_fast": 1, "stack": 2, "stages": 6}, None),
     ],
 )
 def test_legality_states_its_reason(knobs: dict[str, int], reason: str | None) -> None:
@@ -170,6 +176,22 @@ def test_maps_of_stride_2_and_of_odd_numbers_of_filters_by_hand() -> None:
         box=(2 * 64, 9, 17, 1),
         swizzle=128,
     )
+
+
+def test_taps_stacked_along_both_axes_by_hand() -> None:
+    c = config(stack=2, stages=6, stack_fast=1)
+    activation = FAMILY.launch(c, HEADLINE, H200).arguments[0]
+    # eight adjacent pixels meet six outputs
+    assert isinstance(activation, TensorMap)
+    assert activation.box == (64, 8, 18, 1)
+    assert "Wgmma<f16, 192>" in FAMILY.source(c, HEADLINE, H200).text
+    assert FAMILY.launch(c, replace(HEADLINE, N=1, H=16), H200).grid == 27
+    for changes, reason in (
+        ({"stride": (1, 2)}, "only where there are several, at stride 1"),
+        ({"S": 1, "padding": (1, 0)}, "only where there are several, at stride 1"),
+        ({"dilation": (1, 3), "padding": (1, 3)}, "of eight pixels 2 would be outputs"),
+    ):
+        assert reason in str(FAMILY.legal(c, replace(HEADLINE, **changes), H200))  # type: ignore[arg-type]
 
 
 def test_streamed_weights_by_hand() -> None:

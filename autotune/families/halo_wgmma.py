@@ -36,6 +36,7 @@ class _Tile:
     turns: int
     reassign: int
     streamed: int
+    stack_fast: int
 
     @classmethod
     def of(cls, config: Config) -> _Tile:
@@ -60,6 +61,7 @@ class _Geometry:
 
     fast: _Axis
     slow: _Axis
+    width: int  # of eight adjacent pixels, those that are outputs
     pitch: int  # pixels of a halo row, of each parity where the fast stride is 2
     paired: bool  # an even and an odd pixel share a row of shared memory
     halo_slow: int
@@ -69,11 +71,17 @@ class _Geometry:
     tiles: int
     blocks_n: int
     windows: tuple[tuple[int, int], ...]  # first output and count of outputs of each input row
+    columns_per_output: int
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Of each input row's products, where it meets an output."""
+        return tuple(count * self.columns_per_output for _, count in self.windows if count)
 
     @property
     def accumulators(self) -> int:
-        """Registers of accumulators for one filter pair's half: outputs summed over the distinct windows."""
-        return sum(count for _, count in set(self.windows))
+        """Columns of accumulators: those of the distinct windows."""
+        return sum(count for _, count in set(self.windows)) * self.columns_per_output
 
 
 class HaloWgmma(Family):
@@ -92,6 +100,7 @@ class HaloWgmma(Family):
         Knob(name="turns", candidates=(0, 1), meaning="1: warpgroups issue their products in turn"),
         Knob(name="reassign", candidates=(0, 1), meaning="1: the producer's registers go to the consumers"),
         Knob(name="streamed", candidates=(0, 1), meaning="1: weights come with each chunk of channels, 0: they stay"),
+        Knob(name="stack_fast", candidates=(0, 1), meaning="1: taps of the fast axis share products too"),
     )
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
@@ -109,10 +118,11 @@ class HaloWgmma(Family):
 
     def choices(self, problem: ConvProblem, device: DeviceSpec) -> Iterator[tuple[int, ...]]:
         """All combinations, whole groups skipped by the same rules that ``illegal`` states."""
-        shape, pipeline, (streamed,) = self.knobs[:4], self.knobs[4:-1], self.knobs[-1:]
-        for *tile, last in itertools.product(*(knob.candidates for knob in (*shape, streamed))):
-            if self._illegal_tile(_Tile(*(*tile, 1, 2, 0, 0, 0, last)), problem, device) is None:
-                yield from ((*tile, *rest, last) for rest in itertools.product(*(knob.candidates for knob in pipeline)))
+        pipeline = tuple(itertools.product(*(knob.candidates for knob in self.knobs[4:9])))
+        for values in itertools.product(*(knob.candidates for knob in (*self.knobs[:4], *self.knobs[9:]))):
+            tile, ways = values[:4], values[4:]
+            if self._illegal_tile(_Tile(*(*tile, 1, 2, 0, 0, 0, *ways)), problem, device) is None:
+                yield from ((*tile, *rest, *ways) for rest in pipeline)
 
     def _illegal_tile(self, t: _Tile, p: ConvProblem, device: DeviceSpec) -> str | None:
         filters = -(-p.K // 8) * 8
@@ -130,12 +140,16 @@ class HaloWgmma(Family):
             return f"chunk_bytes={t.chunk_bytes} is needlessly small for {channel_bytes} bytes of channels"
         if t.stack > 1 and t.stack > -(-slow.out // 8):
             return f"stack={t.stack} covers {slow.out} output rows more than once"
+        if t.stack_fast and (fast.stride == 2 or fast.taps == 1):
+            return "taps of the fast axis share products only where there are several, at stride 1"
         g = _geometry(t, p)
+        if g.width < 4:
+            return f"of eight pixels {g.width} would be outputs"
         if g.pitch > 256 or g.halo_slow > 256:
             return f"a halo of {g.pitch} x {g.halo_slow} pixels is more than a copy brings"
-        for _, count in g.windows:
-            if count and not is_legal_n(count * t.cta_n, p.dtype):
-                return f"a product of {count * t.cta_n} columns does not exist for {p.dtype}"
+        for columns in g.columns:
+            if not is_legal_n(columns, p.dtype):
+                return f"a product of {columns} columns does not exist for {p.dtype}"
         resident = g.weight_bytes + 2 * g.chunks * g.plane_bytes <= _MAX_SMEM
         if not resident and not t.streamed:
             return f"{g.weight_bytes} bytes of weights and two halo tiles are more than shared memory holds"
@@ -155,7 +169,7 @@ class HaloWgmma(Family):
         g = _geometry(t, p)
         if _full_barriers(t, g) > 64:
             return f"{_full_barriers(t, g)} barriers are too many"
-        if t.grouped and len({count for _, count in g.windows if count}) == 1:
+        if t.grouped and len(set(g.columns)) == 1:
             return "grouped changes nothing with products of one shape"
         smem = _smem_bytes(t, g)
         if smem > _MAX_SMEM:
@@ -163,7 +177,7 @@ class HaloWgmma(Family):
         per_thread = _consumer_registers(t) if t.reassign else min(255, 65536 // ((t.consumers + 1) * 128) // 8 * 8)
         # a thread keeps what belongs to its quarter of the filters
         kept = (p.epilogue.bias + (p.epilogue.scale == "channel")) * t.cta_n // 4
-        needed = g.accumulators * t.cta_n // 2 + kept + 40
+        needed = g.accumulators // 2 + kept + 40
         if needed > per_thread:
             return f"about {needed} registers a thread are more than {per_thread}"
         return None
@@ -179,7 +193,7 @@ class HaloWgmma(Family):
             "consumer_registers": _consumer_registers(t),
         }
         text = f"""#include "halo_wgmma.cuh"
-{wgmma_text(p.dtype, (count * t.cta_n for _, count in g.windows if count))}
+{wgmma_text(p.dtype, g.columns)}
 {constants("Config", dict(config.knobs))}
 {constants("Problem", tensor_cores.members(p) | derived)}
 using Kernel = HaloWgmma<Config, Problem>;
@@ -213,9 +227,8 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
         part of the layer's memory traffic that is not hidden, or the other way round."""
         t = _Tile.of(config)
         g = _geometry(t, problem)
-        columns = [count * t.cta_n for _, count in g.windows if count]
-        per_step = sum(max(n / 2, 16 + n / 4) for n in columns)
-        clocks = per_step * g.fast.taps * g.chunks * t.chunk_bytes / 32 + g.chunks * g.plane_bytes / 128
+        per_step = sum(max(n / 2, 16 + n / 4) for n in g.columns) * (1 if t.stack_fast else g.fast.taps)
+        clocks = per_step * g.chunks * t.chunk_bytes / 32 + g.chunks * g.plane_bytes / 128
         if t.streamed:
             clocks = max(clocks, (g.chunks * g.plane_bytes + g.weight_bytes) / _L2_BYTES)
         rows = (1 if g.paired else g.fast.stride) * g.pitch * g.halo_slow
@@ -240,7 +253,10 @@ def _axes(t: _Tile, p: ConvProblem) -> tuple[_Axis, _Axis]:
 
 def _geometry(t: _Tile, p: ConvProblem) -> _Geometry:
     fast, slow = _axes(t, p)
-    if fast.stride == 1:
+    width = 8 - (fast.taps - 1) * fast.dilation * t.stack_fast
+    if t.stack_fast:
+        pitch = 8
+    elif fast.stride == 1:
         pitch = 8 + (fast.taps - 1) * fast.dilation
     else:
         pitch = 8 + ((fast.taps - 1) * fast.dilation - fast.pad) // 2 - (-fast.pad) // 2
@@ -251,15 +267,17 @@ def _geometry(t: _Tile, p: ConvProblem) -> _Geometry:
     return _Geometry(
         fast=fast,
         slow=slow,
+        width=width,
         pitch=pitch,
         paired=paired,
         halo_slow=halo_slow,
         chunks=chunks,
         plane_bytes=plane_bytes,
         weight_bytes=chunks * p.R * p.S * t.cta_n * t.chunk_bytes,
-        tiles=-(-fast.out // 8) * -(-slow.out // (8 * t.stack)) * p.N,
+        tiles=-(-fast.out // max(width, 1)) * -(-slow.out // (8 * t.stack)) * p.N,
         blocks_n=-(-p.K // t.cta_n),
         windows=_windows(t.stack, slow),
+        columns_per_output=t.cta_n * (fast.taps if t.stack_fast else 1),
     )
 
 

@@ -42,6 +42,10 @@ inline void __syncthreads() { host::synchronize(); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { host::synchronize_warp(mask); }
 inline void __threadfence() { host::fence(); }
 inline int __shfl_sync(unsigned mask, int value, int lane) { return int(host::shuffle(mask, unsigned(value), lane)); }
+inline int __shfl_down_sync(unsigned mask, int value, unsigned delta) {
+  const unsigned lane = threadIdx.x % 32;
+  return __shfl_sync(mask, value, int(lane + delta < 32 ? lane + delta : lane));
+}
 inline int atomicAdd(int* address, int value) { return int(host::atomic_add(address, unsigned(value))); }
 inline unsigned atomicAdd(unsigned* address, unsigned value) { return host::atomic_add(address, value); }
 
@@ -55,6 +59,10 @@ inline float __uint_as_float(unsigned bits) {
   float x;
   __builtin_memcpy(&x, &bits, 4);
   return x;
+}
+
+inline float __shfl_down_sync(unsigned mask, float value, unsigned delta) {
+  return __uint_as_float(unsigned(__shfl_down_sync(mask, int(__float_as_uint(value)), delta)));
 }
 
 namespace host {
