@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from store_samples import GPU, layer, record
 
 from autotune import Epilogue, Store, backends, bench, reference
 from autotune.backends import ConstraintsError, Kernel, NoDevice, Operands, open_backend
@@ -23,6 +24,7 @@ from autotune.families import Unsupported
 from autotune.measure.failures import WrongOutput
 from autotune.measure.harness import Harness
 from autotune.problem import ConvProblem, DType, Layout
+from autotune.store import jsonl, shipped
 
 ROOT = Path(__file__).parent.parent
 SUITE = ROOT / "scripts" / "layers.json"
@@ -365,6 +367,20 @@ def test_a_layer_is_run_once_for_each_epilogue(tmp_path: Path, monkeypatch: pyte
             bench.run(layers, store, "cpu", trials=1, out=out, command=command)
 
 
+def test_each_layer_is_tuned_as_from_an_empty_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "tables", lambda: tmp_path)
+    (tmp_path / shipped.file_name(GPU.name)).write_text(jsonl.text([record(1.0, 1, problem=layer(0))]))
+    mine = record(99.0, 5, problem=layer(1))
+    with Store(tmp_path / "tuning.db") as store:
+        store.offer(mine)
+        assert store.best(layer(0), GPU) == record(1.0, 1, problem=layer(0))
+        assert len(list(store.similar(layer(2), GPU))) == 2
+    with bench.IsolatedStore(tmp_path / "tuning.db") as store:
+        assert store.best(layer(0), GPU) is None
+        assert store.best(layer(1), GPU) == mine
+        assert list(store.similar(layer(2), GPU, any_epilogue=True)) == []
+
+
 def script(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "bench"), *arguments], capture_output=True, text=True, check=False
@@ -372,9 +388,9 @@ def script(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_script_measures_a_suite_and_draws_it_again(tmp_path: Path) -> None:
-    layer = {"name": "small", "N": 1, "C": 32, "H": 8, "W": 8, "K": 8, "R": 3, "S": 3}
-    layer |= {"stride": 1, "padding": [1, 1], "dilation": 1, "groups": 1}
-    (tmp_path / "suite.json").write_text(json.dumps({"layers": [layer]}))
+    small = {"name": "small", "N": 1, "C": 32, "H": 8, "W": 8, "K": 8, "R": 3, "S": 3}
+    small |= {"stride": 1, "padding": [1, 1], "dilation": 1, "groups": 1}
+    (tmp_path / "suite.json").write_text(json.dumps({"layers": [small]}))
     out = tmp_path / "new" / "bench.json"
     suite = ("--layers", str(tmp_path / "suite.json"), "--dtype", "f32", "--device", "cpu")
     run = script(*suite, "--trials", "2", "--db", str(tmp_path / "tuning.db"), "--out", str(out))
@@ -386,6 +402,11 @@ def test_the_script_measures_a_suite_and_draws_it_again(tmp_path: Path) -> None:
     table = out.with_suffix(".md").read_text()
     assert run.stdout.endswith(table)
     out.with_suffix(".md").unlink()
+    more = small | {"name": "another"}
+    (tmp_path / "suite.json").write_text(json.dumps({"layers": [small, more]}))
+    late = script(*suite, "--trials", "2", "--db", str(tmp_path / "tuning.db"), "--out", str(out), "--seconds", "0")
+    assert (late.returncode, late.stdout) == (0, table)
+    assert "bench: time is up: the same command goes on; layers left: 1" in late.stderr
     assert script("--draw", str(out)).stdout == table == out.with_suffix(".md").read_text()
 
 

@@ -110,7 +110,7 @@ def run(
         raise ValueError(f"{out} is a table of {table.device}, and this is {spec.name}: give another file")
     done = {row.key for row in table.rows}
     for layer in layers:
-        if (layer.name, str(layer.problem.dtype), str(layer.problem.epilogue)) in done:
+        if layer.key in done:
             continue
         if seconds is not None and time.monotonic() - start > seconds:
             break

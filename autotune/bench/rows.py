@@ -49,7 +49,7 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What a file holds once: layer, dtype, epilogue."""
+        """That of the layer: see ``Layer.key``."""
         return self.layer, self.dtype, self.epilogue
 
 

@@ -21,6 +21,11 @@ class Layer:
     problem: ConvProblem
     cutlass_per_cudnn: float | None = None
 
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What a table holds one row of: layer, dtype, epilogue."""
+        return self.name, str(self.problem.dtype), str(self.problem.epilogue)
+
 
 def layers_of(path: Path, dtype: DType, epilogue: Epilogue | None = None) -> list[Layer]:
     """The layers of a suite file: a JSON object with ``layers``, each with name, N, C, H, W, K, R, S, and geometry.
