@@ -382,6 +382,15 @@ def test_notices_do_not_go_to_stdout_where_stderr_is_closed(tuned: Path) -> None
     assert without(2, "nonsense").stdout == ""
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_json_is_json_in_every_encoding(encoding: str, tuned: Path, tmp_path: Path) -> None:
+    out = os.fsdecode(os.fsencode(tmp_path) + b"/\xc3\xbc\xff.jsonl")
+    command = [sys.executable, "-m", "autotune", "export", "--db", str(tuned), "--out", out, "--json"]
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, capture_output=True, cwd=ROOT, env=environment, check=True)
+    assert json.loads(done.stdout)["out"] == out
+
+
 def test_notices_that_cannot_be_written_end_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "autotune", "tune", *CPU, *LAYER, "--trials", "2", "--db", str(tmp_path / "t.db")]
     with Path("/dev/full").open("w") as full:

@@ -25,8 +25,8 @@ def notice(text: str) -> None:
 
 
 def print_json(value: Mapping[str, object]) -> None:
-    """Print one JSON object."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    """Print one JSON object, in ASCII, whatever the stream can encode."""
+    print(json.dumps(value, indent=2, allow_nan=False))
 
 
 def print_facts(facts: Mapping[str, str]) -> None:
