@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYER = ["--device", "cpu", "--dtype", "f32", "--input", "1x8x6x6", "--filters", "8", "--kernel", "3x3"]
-HEAVY = {"alembic", "cuda", "cupy", "numpy", "optuna", "platformdirs", "rich", "sqlalchemy", "typer"}
+HEAVY = {"alembic", "cuda", "cupy", "matplotlib", "numpy", "optuna", "platformdirs", "rich", "sqlalchemy", "typer"}
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
@@ -82,6 +82,15 @@ def test_checkout_runs_as_a_module(tmp_path: Path) -> None:
     cache = {"AUTOTUNE_DB": str(tmp_path / "tuning.db")}
     assert "winner" in run(sys.executable, "-m", "autotune", "tune", *LAYER, "--trials", "2", cwd=ROOT, **cache)
     assert "sound" in run(sys.executable, "-m", "autotune", "db", "check", cwd=ROOT, **cache)
+
+
+def test_a_checkout_without_its_dependencies_says_so_in_one_line() -> None:
+    # without site there are no installed packages
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "autotune"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"autotune: No module named '\w+': .*pip install \.\n", done.stderr)
 
 
 @pytest.mark.parametrize("script", ["scripts/check", "scripts/quickstart", ".ci/run"])
