@@ -10,6 +10,7 @@ from pathlib import Path
 
 import postgres_server
 import pytest
+import random_cases
 from hypothesis import settings
 
 from autotune.problem import ConvProblem
@@ -98,6 +99,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    random_cases.report(terminalreporter)
     notice = config.stash.get(_SKIPPED, None)
     if notice:
         terminalreporter.write_line(notice, yellow=True, bold=True)
