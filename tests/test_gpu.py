@@ -1,41 +1,25 @@
-"""On an NVIDIA GPU: kernels against the reference, the device's reference against NumPy's, tuning and dispatch."""
+"""On an NVIDIA GPU: tuning, dispatch, graphs, streams and rivals."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import EDGE_PROBLEMS
 
 from autotune import ConvProblem, Dispatcher, Epilogue, Status, Store, reference, tune
-from autotune.backends import Backend, Compiler, compiler_for, find, open_backend
-from autotune.backends.operands import drawn
+from autotune.backends import Backend, find, open_backend
 from autotune.bench.rivals import contest
 from autotune.dispatch import NotTuned
-from autotune.families import FAMILIES, Family, IgemmMma
+from autotune.families import IgemmMma
 from autotune.measure.harness import Harness
 from autotune.problem import DType
-from autotune.trial import Config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::autotune.dispatch.NotTuned")]
 
-CUDA = [family for family in FAMILIES if family.kind == "cuda"]
-# between them they reach every knob value of every family
-LARGE = (
-    ConvProblem(N=4, C=128, H=30, W=33, K=320, R=3, S=3, padding=1),
-    ConvProblem(N=2, C=64, H=40, W=48, K=16, R=3, S=3, padding=1),
-    ConvProblem(N=2, C=16, H=40, W=48, K=32, R=3, S=3, padding=1),
-    ConvProblem(N=2, C=32, H=40, W=48, K=64, R=3, S=3, padding=1),
-    ConvProblem(N=1, C=512, H=14, W=14, K=256, R=3, S=3, padding=1),
-    ConvProblem(N=2, C=24, H=20, W=20, K=64, R=1, S=1, dtype="s8"),
-    ConvProblem(N=2, C=13, H=20, W=20, K=64, R=3, S=3),
-)
 LAYER = ConvProblem(N=2, C=64, H=20, W=24, K=32, R=3, S=3, padding=1)
 
 
@@ -44,172 +28,10 @@ def backend() -> Backend:
     return open_backend(find("cuda"))
 
 
-@pytest.fixture(scope="module")
-def compiler() -> Compiler:
-    spec = find("cuda").spec
-    assert spec is not None
-    return compiler_for(spec)
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store(tmp_path / "tuning.db") as opened:
         yield opened
-
-
-def problems(dtype: str) -> list[ConvProblem]:
-    return [problem for problem in EDGE_PROBLEMS(dtype).values() if problem.N]
-
-
-def verify(
-    backend: Backend, compiler: Compiler, family: Family, problem: ConvProblem, configs: Iterable[Config], seed: int
-) -> None:
-    """Every config against the reference, with poisoned outputs and guard bands."""
-    harness = Harness(backend, problem, seed)
-    chosen = sorted(set(configs), key=str)
-    with ThreadPoolExecutor(8) as pool:
-        compiled = list(pool.map(lambda c: compiler.compile(family.source(c, problem, backend.spec)), chosen))
-    for config, kernel in zip(chosen, compiled, strict=True):
-        try:
-            harness.verify(harness.load(kernel, family.launch(config, problem, backend.spec)))
-        except Exception as error:
-            raise AssertionError(f"{config} on {problem}: {error}") from error
-
-
-@pytest.mark.parametrize("dtype", ["f16", "bf16", "s8"])
-@pytest.mark.parametrize("family", CUDA, ids=lambda family: family.name)
-def test_edge_layers_are_right_in_random_configs(
-    backend: Backend, compiler: Compiler, family: Family, dtype: str
-) -> None:
-    supported = 0
-    for index, shape in enumerate(problems(dtype)):
-        # a family that needs channels in units of 16 bytes gets the shape with more of them
-        wider = replace(shape, C=-(-shape.C // 16) * 16) if shape.groups == 1 else shape
-        problem = shape if family.configs(shape, backend.spec) else wider
-        configs = family.configs(problem, backend.spec)
-        if configs:
-            supported += 1
-            some = random.Random(index).sample(configs, min(2, len(configs)))
-            verify(backend, compiler, family, problem, [configs[0], *some], seed=index)
-    assert supported >= 20
-
-
-@pytest.mark.parametrize("family", CUDA, ids=lambda family: family.name)
-def test_every_knob_value_is_right(backend: Backend, compiler: Compiler, family: Family) -> None:
-    met: set[tuple[str, int]] = set()
-    for seed, problem in enumerate(LARGE):
-        configs = family.configs(problem, backend.spec)
-        rng = random.Random(seed)
-        chosen: list[Config] = []
-        for knob in family.knobs:
-            for value in knob.candidates:
-                having = [c for c in configs if c[knob.name] == value]
-                if (knob.name, value) not in met:
-                    chosen += rng.sample(having, min(2, len(having)))
-        met |= {pair for config in chosen for pair in config.knobs}
-        if chosen:
-            verify(backend, compiler, family, problem, chosen, seed)
-    missed = {(k.name, v) for k in family.knobs for v in k.candidates} - met
-    # a family offers every number of filters; LARGE has a few
-    assert {name for name, _ in missed} <= {"cta_n"}, missed
-
-
-# text, input and output dtype
-EPILOGUES = [
-    *((text, d, d) for text in ("bias+relu", "residual", "scale_channel+bias+residual+relu") for d in ("f16", "bf16")),
-    ("scale_tensor+bias+residual", "f16", "f32"),
-    ("relu", "bf16", "f32"),
-    ("scale_channel+bias+relu", "s8", "s8"),
-    ("scale_tensor+bias", "s8", "s8"),
-    ("identity", "s8", "s8"),
-    ("scale_channel+bias+residual+relu", "s8", "f32"),
-    ("scale_tensor+bias+relu", "s8", "f16"),
-    ("bias+residual+relu", "s8", "s32"),
-]
-# adjacent filters of a thread: as many as there can be, fewer, one by one; two tiles of filters
-FILTERS = (64, 24, 13, 200)
-
-
-@pytest.mark.parametrize(("text", "dtype", "out"), EPILOGUES)
-@pytest.mark.parametrize("family", CUDA, ids=lambda family: family.name)
-def test_epilogues_are_right(
-    backend: Backend, compiler: Compiler, family: Family, text: str, dtype: str, out: str
-) -> None:
-    epilogue = Epilogue.parse(text, DType.of(out))
-    layer = {"N": 3, "C": 32, "H": 21, "W": 27, "R": 3, "S": 3, "padding": 1, "dtype": dtype, "epilogue": epilogue}
-    problems = [ConvProblem(**layer, K=filters) for filters in FILTERS]  # type: ignore[arg-type]
-    if family.unsupported(problems[0], backend.spec):
-        pytest.skip(str(family.unsupported(problems[0], backend.spec)))
-    for seed, problem in enumerate(problems):
-        configs = family.configs(problem, backend.spec)
-        some = random.Random(seed).sample(configs, 3)
-        split = [c for c in configs if ("split_k", 2) in c.knobs][:1]
-        verify(backend, compiler, family, problem, [configs[0], *some, *split], seed)
-
-
-@pytest.mark.parametrize(("dtype", "out"), [("f16", "f32"), ("bf16", "f32"), ("s8", "f32")])
-def test_float32_outputs_are_right(backend: Backend, compiler: Compiler, dtype: str, out: str) -> None:
-    problem = ConvProblem(
-        **{"N": 2, "C": 32, "H": 13, "W": 17, "K": 40, "R": 3, "S": 3, "padding": 1, "dtype": dtype},
-        epilogue=Epilogue(out_dtype=DType.of(out)),
-    )
-    for family in CUDA:
-        configs = family.configs(problem, backend.spec)
-        verify(backend, compiler, family, problem, [configs[0], *random.Random(5).sample(configs, 4)], seed=5)
-
-
-def agrees_with_numpy(backend: Backend, problem: ConvProblem, seed: int) -> None:
-    buffers = drawn(backend, problem, seed)
-    value, magnitude = backend.reference(problem, **buffers)
-    host = {}
-    for name, buffer in buffers.items():
-        shape, dtype = problem.operand(name)
-        host[name] = buffer.get().view(reference.STORAGE[dtype]).reshape(shape)
-    expected = reference.conv2d(problem, **host)
-    if expected.magnitude is None:
-        assert np.array_equal(value.get().view(np.float64), expected.value.ravel()), problem
-        return
-    assert np.allclose(value.get().view(np.float64), expected.value.ravel(), rtol=1e-12, atol=1e-9), problem
-    assert np.allclose(magnitude.get().view(np.float32), expected.magnitude.ravel(), rtol=1e-3, atol=1e-6), problem
-
-
-@pytest.mark.parametrize("dtype", ["f16", "bf16", "s8"])
-def test_the_devices_reference_agrees_with_numpys(backend: Backend, dtype: str) -> None:
-    for index, problem in enumerate(problems(dtype)):
-        agrees_with_numpy(backend, problem, index)
-
-
-@pytest.mark.parametrize(("text", "dtype", "out"), EPILOGUES)
-def test_the_devices_reference_of_epilogues_agrees_with_numpys(
-    backend: Backend, text: str, dtype: str, out: str
-) -> None:
-    epilogue = Epilogue.parse(text, DType.of(out))
-    for seed, name in enumerate(("plain-3x3", "grouped", "c13-k5")):
-        agrees_with_numpy(backend, replace(EDGE_PROBLEMS(dtype)[name], epilogue=epilogue), seed)
-
-
-def test_more_than_2_31_elements(backend: Backend, compiler: Compiler) -> None:
-    problem = ConvProblem(N=1, C=64, H=5800, W=5800, K=8, R=1, S=1)
-    assert problem.activation_bytes // 2 > 2**31
-    for family in CUDA:
-        configs = family.configs(problem, backend.spec)
-        verify(backend, compiler, family, problem, [configs[0], configs[-1]], seed=7)
-
-
-@pytest.mark.parametrize("family", CUDA, ids=lambda family: family.name)
-def test_outputs_are_the_same_bits_in_every_run(backend: Backend, compiler: Compiler, family: Family) -> None:
-    problem = ConvProblem(N=1, C=256, H=14, W=14, K=256, R=3, S=3, padding=1)
-    configs = family.configs(problem, backend.spec)
-    # sums that several blocks share are the ones that could differ
-    config = next((c for c in configs if ("split_k", 4) in c.knobs), configs[0])
-    harness = Harness(backend, problem, seed=1)
-    kernel = compiler.compile(family.source(config, problem, backend.spec))
-    loaded = harness.load(kernel, family.launch(config, problem, backend.spec))
-    outputs = []
-    for _ in range(100):
-        loaded.kernel(loaded.operands[0])
-        outputs.append(loaded.operands[0].output.get().tobytes())
-    assert len(set(outputs)) == 1
 
 
 def test_tuning_finds_a_verified_winner(store: Store) -> None:
