@@ -216,13 +216,10 @@ struct HaloWgmma {
         for (int f = 0; f < taps_f; ++f) {
           const u32 target = weights + place(chunk, f, s) * tap_bytes;
           const int tap = across ? s * taps_f + f : f * taps_s + s, c = (part * chunks_of_part + chunk) * chunk_elements;
-          if constexpr (Problem::permuted) {
-#pragma unroll 1
-            for (int n = 0; n < cta_n; n += block_filters)
-              ptx::copy_box(target + n * row_bytes, map, barrier, c, 0, (n0 + n) / lane_filters, 0, tap);
-          } else {
+          if constexpr (Problem::permuted)
+            ptx::copy_box(target, map, barrier, c, 0, n0 / lane_filters, 0, tap);
+          else
             ptx::copy_box(target, map, barrier, c, n0, tap);
-          }
         }
   }
 
@@ -261,7 +258,7 @@ struct HaloWgmma {
           Accumulator sums[lane_filters];
 #pragma unroll
           for (int j = 0; j < lane_filters; ++j) {
-            const int x = (n / 8 + j / 2) * 4 + half * 2 + j % 2;
+            const int x = (n / block_filters + cta_n / block_filters * (j / 2)) * 4 + half * 2 + j % 2;
             sums[j] = sum<0>(acc, o, x);
 #pragma unroll
             for (int tap = 1; tap < columns_f; ++tap)
@@ -298,34 +295,38 @@ struct HaloWgmma {
     const int stride = int(gridDim.x) / blocks_n, begin = int(blockIdx.x) / blocks_n;
     const int count = begin < tiles ? (tiles - begin + stride - 1) / stride : 0;
 
-    if (threadIdx.x == 0) {
+    auto load_part = [&](int i) {
+      const int stage = i % stages, part = i % parts;
+      const u32 target = ring + stage * stage_bytes, barrier = full + i % full_barriers * 8;
+      ptx::barrier_expect(barrier, chunks_of_part * box_bytes + (streamed ? weight_bytes : 0));
+      load_tile(activation, target, barrier, Tile(begin + i / parts * stride), part);
+      if constexpr (streamed) load_weights(filter, target + part_bytes, barrier, n0, part);
+    };
+
+    // what is needed first is asked for before anyone waits: tiles by the producer, resident weights by a consumer
+    if (threadIdx.x == consumers * 128) {
       for (int i = 0; i < full_barriers; ++i) ptx::barrier_init(full + i * 8, 1);
       for (int i = 0; i < stages; ++i) ptx::barrier_init(empty + i * 8, 4);
-      ptx::barrier_init(loaded, 1);
       for (int i = 0; i < consumers; ++i) ptx::barrier_init(turn + i * 8, 4);
       ptx::barrier_init_fence();
+#pragma unroll 1
+      for (int i = 0; i < stages && i < count * parts; ++i) load_part(i);
     }
-    if (threadIdx.x == consumers * 128) {
-      ptx::prefetch_map(activation);
-      ptx::prefetch_map(filter);
+    if (!streamed && threadIdx.x == 0) {
+      ptx::barrier_init(loaded, 1);
+      ptx::barrier_init_fence();
+      ptx::barrier_expect(loaded, weight_bytes);
+      load_weights(filter, weights, loaded, n0, 0);
     }
     __syncthreads();
 
     if (warp >= consumers * 4) {
       if constexpr (Config::reassign) ptx::release_registers<24>();
       if (warp > consumers * 4 || lane != 0) return;
-      for (int i = 0; i < count * parts; ++i) {
-        const int stage = i % stages, part = i % parts;
-        const u32 target = ring + stage * stage_bytes, barrier = full + i % full_barriers * 8;
-        if (i >= stages) ptx::barrier_wait(empty + stage * 8, (i / stages - 1) & 1);
-        ptx::barrier_expect(barrier, chunks_of_part * box_bytes + (streamed ? weight_bytes : 0));
-        load_tile(activation, target, barrier, Tile(begin + i / parts * stride), part);
-        if constexpr (streamed) {
-          load_weights(filter, target + part_bytes, barrier, n0, part);
-        } else if (i == 0) {
-          ptx::barrier_expect(loaded, weight_bytes);
-          load_weights(filter, weights, loaded, n0, 0);
-        }
+#pragma unroll 1
+      for (int i = stages; i < count * parts; ++i) {
+        ptx::barrier_wait(empty + i % stages * 8, (i / stages - 1) & 1);
+        load_part(i);
       }
     } else {
       if constexpr (Config::reassign) ptx::claim_registers<Problem::consumer_registers>();

@@ -215,7 +215,7 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
             smem_bytes=_smem_bytes(t, g),
             arguments=(
                 _activation_map(t, g, problem),
-                filter_map(problem, t.cta_n, t.chunk_bytes, whole=False),
+                filter_map(problem, t.cta_n, t.chunk_bytes),
                 "output",
                 *problem.epilogue.operands,
             ),

@@ -147,7 +147,7 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
             workspace_bytes=counters + partial if t.split_k > 1 else 0,
             arguments=(
                 _activation_map(t, problem),
-                filter_map(problem, t.cta_n, t.chunk_bytes, whole=True),
+                filter_map(problem, t.cta_n, t.chunk_bytes),
                 "output",
                 "workspace",
                 *problem.epilogue.operands,

@@ -42,11 +42,8 @@ def lane_filters(cta_n: int, problem: ConvProblem) -> int:
     return max(n for n in (2, 4, 8, 16) if p.K % (4 * n) == 0 == cta_n % (4 * n) and n * p.dtype.bytes <= 16)
 
 
-def filter_map(problem: ConvProblem, cta_n: int, chunk_bytes: int, *, whole: bool) -> TensorMap:
-    """KRSC as (c, filter, tap); permuted, as (c, odd, lane, pair, tap) with filter = lane * n + 2 * pair + odd.
-
-    whole: a copy brings all cta_n filters; else, where they are permuted, one block of 4 * n.
-    """
+def filter_map(problem: ConvProblem, cta_n: int, chunk_bytes: int) -> TensorMap:
+    """KRSC as (c, filter, tap); permuted, as (c, odd, lane, pair, tap) with filter = lane * n + 2 * pair + odd."""
     p, e = problem, problem.dtype.bytes
     tap, each, elements = p.C * e, p.R * p.S * p.C * e, chunk_bytes // e
     n = lane_filters(cta_n, p)
@@ -56,7 +53,7 @@ def filter_map(problem: ConvProblem, cta_n: int, chunk_bytes: int, *, whole: boo
         element_bytes=e,
         extents=(p.C, p.K, p.R * p.S) if plain else (p.C, 2, p.K // n, n // 2, p.R * p.S),
         strides=(each, tap) if plain else (each, n * each, 2 * each, tap),
-        box=(elements, cta_n, 1) if plain else (elements, 2, cta_n // n if whole else 4, n // 2, 1),
+        box=(elements, cta_n, 1) if plain else (elements, 2, cta_n // n, n // 2, 1),
         swizzle=chunk_bytes,
     )
 
