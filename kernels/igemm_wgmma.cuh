@@ -7,7 +7,7 @@
 //
 // Filters are copied permuted such that thread q of a quad ends with adjacent ones: `lane_filters` of each block of four
 // times as many. Where their number is no multiple of eight they are not, and pixels begin anywhere: each warp collects
-// eight pixels in shared memory and writes them out as adjacent words. With split_k > 1 several tiles share one output tile's gemm_k; the last to arrive adds up, in order.
+// eight pixels in shared memory and writes out each as adjacent words. With split_k > 1 several tiles share one output tile's gemm_k; the last to arrive adds up, in order.
 //
 // Config:  rows (of 64 pixels a consumer), cta_n, chunk_bytes, consumers, pingpong, stages, split_k.
 // Problem: the layer's extents, `Element` (f16, bf16, s8), what the family derives (lane_filters, permuted), and what
@@ -187,32 +187,27 @@ struct IgemmWgmma {
       *reinterpret_cast<Vector<sizeof y>*>(rows + pixel * pixel_bytes + skipped * int(sizeof(Output))) = v;
     }
     __syncwarp();
-    const auto collected_at = [&](int i, int columns) {
-      return *reinterpret_cast<const Output*>(rows + i / columns * pixel_bytes + i % columns * int(sizeof(Output)));
-    };
-    Output* const target = output + m * Problem::K + n0;
-    if constexpr (tiles_n == 1) {
-      // one run of memory, which begins at a multiple of eight elements
-      constexpr int each = sizeof(Output) < 4 ? 4 / int(sizeof(Output)) : 1;
-      const int count = pixels * Problem::K;
+    // a tile's pixels begin at a multiple of eight elements: where a pixel's first whole word lies depends on p alone
+    constexpr int each = sizeof(Output) < 4 ? 4 / int(sizeof(Output)) : 1;
+    const int columns = Problem::K - n0 < cta_n ? Problem::K - n0 : cta_n;
+#pragma unroll 1
+    for (int p = 0; p < pixels; ++p) {
+      const Output* const from = reinterpret_cast<const Output*>(rows + p * pixel_bytes);
+      Output* const to = output + (m + p) * Problem::K + n0;
+      const int head = (each - p * Problem::K % each) % each, words = (columns - head) / each;
 #pragma unroll 4
-      for (int i = lane * each; i < count; i += 32 * each) {
+      for (int i = lane; i < words; i += 32) {
+        Vector<each * int(sizeof(Output))> v;
         Output y[each];
 #pragma unroll
-        for (int j = 0; j < each; ++j)
-          if (i + j < count) y[j] = collected_at(i + j, Problem::K);
-        if (i + each <= count) {
-          Vector<sizeof y> v;
-          memcpy(&v, y, sizeof y);
-          ptx::store_streaming(target + i, v);
-        } else {
-          for (int j = 0; i + j < count; ++j) target[i + j] = y[j];
-        }
+        for (int j = 0; j < each; ++j) y[j] = from[head + i * each + j];
+        memcpy(&v, y, sizeof y);
+        ptx::store_streaming(to + head + i * each, v);
       }
-    } else {
-#pragma unroll 4
-      for (int i = lane; i < pixels * cta_n; i += 32)
-        if (n0 + i % cta_n < Problem::K) target[i / cta_n * s64(Problem::K) + i % cta_n] = collected_at(i, cta_n);
+      // what lies before the first and after the last whole word
+      const int tail = head + words * each + lane;
+      if (lane < head && lane < columns) to[lane] = from[lane];
+      if (lane < each && tail < columns) to[tail] = from[tail];
     }
     __syncwarp();
   }

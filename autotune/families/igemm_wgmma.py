@@ -165,10 +165,8 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
         copies = rows * max(t.chunk_bytes / rate, _ROW_CLOCKS if t.chunk_bytes < 128 else 0)
         per_slice = max(product, copies, _LATENCY_CLOCKS / (t.stages - 0.5)) + 10
         outputs = t.cta_m * t.cta_n * problem.out_dtype.bytes
-        # a thread stores its adjacent filters at once; collected pixels are stored as a run, or element by element
-        width = min(16, lane_filters(t.cta_n, problem) * problem.out_dtype.bytes)
-        if not is_permuted(problem):
-            width = 8 if t.cta_n >= problem.K else 2 * problem.out_dtype.bytes
+        # a thread stores its adjacent filters at once; collected pixels take about as long as 12 bytes would
+        width = min(16, lane_filters(t.cta_n, problem) * problem.out_dtype.bytes) if is_permuted(problem) else 12
         store = outputs / (1.5 * width) + 300 + (outputs / 4 if t.split_k > 1 else 0)
         work = _slices(t, problem) // t.split_k * per_slice
         rounds = items / min(device.sm_count, items)
