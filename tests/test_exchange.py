@@ -228,8 +228,9 @@ def _nested(part: str, **changes: Any) -> Callable[[], dict[str, Any]]:
         (_nested("device_spec", rates=[["f17", 1.0]]), "device_spec does not describe a device: ValueError("),
         (_nested("device_spec", rates=[["s8", 1.0]]), "device_spec does not describe a device: KeyError("),
         *(
-            (_nested("device_spec", **change), "device_spec does not describe a device: its rates must be positive and")
+            (_nested("device_spec", **change), "device_spec does not describe a device: sm_count and rates must be ")
             for change in (
+                *({"sm_count": count} for count in (0, -1)),
                 *({"bytes_per_s": rate} for rate in (0, -1.0, float("inf"), float("nan"))),
                 *({"rates": [["f32", 1.0], ["f16", rate]]} for rate in (0, -1.0, float("inf"), float("nan"))),
             )

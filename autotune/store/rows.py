@@ -84,8 +84,8 @@ def spec_of(values: object) -> DeviceSpec:
         per_s = (spec.bytes_per_s, spec.rate(DType.F32), *(rate for _, rate in rates))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"device_spec does not describe a device: {error!r}") from None
-    if not all(0 < rate < math.inf for rate in per_s):
-        raise ValueError("device_spec does not describe a device: its rates must be positive and finite")
+    if spec.sm_count < 1 or not all(0 < rate < math.inf for rate in per_s):
+        raise ValueError("device_spec does not describe a device: sm_count and rates must be positive and finite")
     return spec
 
 
