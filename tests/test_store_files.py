@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torture
 from store_samples import GPU, config, failure, in_a_fork, layer, record, trial
 
 from autotune.backends import find
@@ -481,6 +482,38 @@ def test_a_reader_without_permission_sees_what_a_live_writer_commits(shipped: Pa
     outcome = as_reader(lambda: config(101).name in Store(other / shipped.name).trial_names(layer(), GPU))
     reason = "read-only, with rows left in its -wal file: open it where it can be written"
     assert outcome == f"StoreError: {other / shipped.name}: {reason}"
+
+
+def test_a_journal_of_another_user_leaves_look_ups(shipped: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can leave a journal that another user may not write")
+    shipped.parent.chmod(0o777)
+    shipped.chmod(0o666)
+
+    def look() -> object:
+        with Store(shipped) as store:
+            assert store.best(layer(), GPU) == record()
+            store.add_trial(trial())
+
+    with Store(shipped) as store:
+        store.add_trial(trial())
+        for suffix in ("-wal", "-shm"):
+            shipped.with_name(shipped.name + suffix).chmod(0o644)
+        reason = "read-only (attempt to write a readonly database)"
+        assert as_reader(look) == f"StoreError: {shipped}: {reason}"
+
+
+def test_a_directory_without_room_for_another_name_leaves_look_ups(tmp_path: Path, sound: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    with torture.small_disk(tmp_path, "size=600k,nr_inodes=3"):
+        path = tmp_path / "tuning.db"
+        shutil.copy(sound, path)
+        (tmp_path / "last").touch()
+        with Store(path) as store:
+            assert store.best(layer(), GPU) == record()
+            with pytest.raises(StoreError, match=r"read-only \(unable to open database file\)$"):
+                store.add_trial(trial())
 
 
 def test_a_directory_without_permission_is_a_clear_error(shipped: Path) -> None:

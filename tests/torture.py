@@ -278,10 +278,11 @@ def other_file(location: str, draw: random.Random) -> None:
 
 
 @contextmanager
-def _small_disk(folder: Path) -> Iterator[None]:
+def small_disk(folder: Path, options: str = "size=600k") -> Iterator[None]:
+    """A folder on a disk of its own; Unavailable where none can be mounted."""
     if (
         os.geteuid() == 0
-        and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "none", folder], check=False).returncode == 0
+        and subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], check=False).returncode == 0
     ):
         try:
             yield
@@ -297,7 +298,7 @@ class Unavailable(Exception):
 
 def full_disk(location: str, draw: random.Random) -> None:
     path = Path(location)
-    with _small_disk(path.parent):
+    with small_disk(path.parent):
         filler = path.parent / "filler"
         filler.write_bytes(bytes(draw.randrange(300_000)))
         count = 0

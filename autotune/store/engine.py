@@ -158,12 +158,19 @@ def open_sqlite(path: Path | None, *, read_only: bool = False, foreign_keys: boo
     def connect() -> sqlite3.Connection:
         # isolation_level None: transactions are begun below, not by the driver
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            prepare(connection)
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+    def prepare(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
         # a commit outlives a killed process and a power cut; a trial takes longer to measure than its fsync takes
         connection.execute("PRAGMA synchronous = FULL")
         if not _has_logarithm():
             connection.create_function("ln", 1, math.log, deterministic=True)
-        return connection
 
     # a database in memory lives as long as its only connection
     size, overflow = (8, -1) if path else (1, 0)
@@ -228,17 +235,21 @@ def open_server(text: str) -> Engine:
         ) from None
 
 
-def is_without_room(error: Exception) -> bool:
-    """True when SQLite had no room to make the index of a journal, without which it opens no file for writing."""
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    return getattr(cause, "sqlite_errorname", "") == "SQLITE_IOERR_SHMSIZE"
+def why_without_journal(error: DBAPIError) -> str | None:
+    """Why SQLite could not make or write a journal and its index, without which it opens no file for writing.
+
+    None when the error is another.
+    """
+    cause = error.orig
+    if getattr(cause, "sqlite_errorname", "") == "SQLITE_IOERR_SHMSIZE":
+        return "the disk is full"
+    without = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY)
+    return f"read-only ({cause})" if getattr(cause, "sqlite_errorcode", 0) & 0xFF in without else None
 
 
 def reason(error: Exception) -> str:
     """Why the database refused, in one line."""
     cause = error.orig if isinstance(error, DBAPIError) else error
-    if is_without_room(error):
-        return "the disk is full"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     code = getattr(cause, "sqlite_errorcode", 0) & 0xFF or getattr(cause, "sqlstate", None)

@@ -37,8 +37,9 @@ class Store:
 
     location: a path, an SQLAlchemy URL, or None: the environment's AUTOTUNE_DB, else ``tuning.db`` in the user's data
     directory. An absent file is made, its directories too; an empty one is refused. A file that cannot be written,
-    whose directory cannot, or whose disk is full, is opened for look-ups only. create: where there is no database make
-    one, else NoDatabase, a StoreError.
+    whose directory or journal cannot, or whose disk is full, is opened for look-ups only.
+
+    create: where there is no database make one, else NoDatabase, a StoreError.
 
     Several threads may share a store, and so may a forked child, which gets connections of its own. A device argument
     is a ``DeviceSpec``, a usable ``Device``, or a text: see ``lookup.device_key``, whose ValueError passes through.
@@ -291,11 +292,12 @@ class Store:
         try:
             return schema.prepare(self._engine, self._location, self._create)
         except DBAPIError as error:
-            if not engines.is_without_room(error):
+            why = engines.why_without_journal(error)
+            if why is None or self._location.path is None or self._why_read_only:
                 raise
             # what is in the file can be looked up all the same
             self._engine.dispose()
-            self._why_read_only = engines.reason(error)
+            self._why_read_only = why
             self._engine = engines.open_sqlite(self._location.path, read_only=True)
             return schema.prepare(self._engine, self._location, self._create)
 
