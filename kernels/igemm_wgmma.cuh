@@ -6,8 +6,8 @@
 // (cooperative: each takes its own rows) or take tiles in turn, one multiplying while the other stores (ping-pong).
 //
 // Filters are copied permuted such that thread q of a quad ends with adjacent ones: `lane_filters` of each block of four
-// times as many. Where their number is no multiple of eight they are not, and pixels begin anywhere: each warp collects
-// eight pixels in shared memory and writes out each as adjacent words. With split_k > 1 several tiles share one output tile's gemm_k; the last to arrive adds up, in order.
+// times as many. Where their number is no multiple of eight they are not, and pixels begin anywhere: of many filters each
+// warp collects eight pixels in shared memory and writes out each as adjacent words. With split_k > 1 several tiles share one output tile's gemm_k; the last to arrive adds up, in order.
 //
 // Config:  rows (of 64 pixels a consumer), cta_n, chunk_bytes, consumers, pingpong, stages, split_k.
 // Problem: the layer's extents, `Element` (f16, bf16, s8), what the family derives (lane_filters, permuted), and what
@@ -38,7 +38,7 @@ struct IgemmWgmma {
   // a swizzle pattern repeats after at most 1024 bytes, where every operand starts
   static constexpr int stage_bytes = a_bytes + (b_bytes + 1023) / 1024 * 1024;
   // Eight finished pixels of each consumer's warp, rows of an odd number of 16 bytes apart: without bank conflicts.
-  static constexpr bool collected = !Problem::permuted;
+  static constexpr bool collected = !Problem::permuted && cta_n >= 64;
   static constexpr int pixel_bytes = (ceil_div(cta_n * int(sizeof(Output)), 16) | 1) * 16;
   static constexpr int collected_bytes = collected ? consumers * 4 * 8 * pixel_bytes : 0;
   static constexpr int barrier_offset = stages * stage_bytes + collected_bytes;
@@ -157,13 +157,19 @@ struct IgemmWgmma {
     for (int j = 0; j < lane_filters; ++j)
       sums[j] = acc[row * registers_per_row + (block + blocks * (j / 2)) * 4 + half * 2 + j % 2];
     Output y[lane_filters];
-    epilogue.template finish<true>(y, sums, filters, at + skipped, Problem::K - n - skipped);
-    if (Problem::K % cta_n && n + skipped >= Problem::K) return;
+    epilogue.template finish<Problem::permuted>(y, sums, filters, at + skipped, Problem::K - n - skipped);
+    if constexpr (Problem::permuted) {
+      if (Problem::K % cta_n && n + skipped >= Problem::K) return;
 #pragma unroll
-    for (int i = 0; i < bytes / vector; ++i) {
-      Vector<vector> v;
-      memcpy(&v, reinterpret_cast<const char*>(y) + i * vector, vector);
-      ptx::store_streaming(reinterpret_cast<char*>(target) + i * vector, v);
+      for (int i = 0; i < bytes / vector; ++i) {
+        Vector<vector> v;
+        memcpy(&v, reinterpret_cast<const char*>(y) + i * vector, vector);
+        ptx::store_streaming(reinterpret_cast<char*>(target) + i * vector, v);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < lane_filters; ++j)
+        if (n + skipped + j < Problem::K) target[j] = y[j];
     }
   }
 

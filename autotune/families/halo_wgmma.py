@@ -18,6 +18,8 @@ _MAX_SMEM = 227 * 1024
 _CLOCK_HZ = 1.8e9
 # fitted on H200, 2026-11-30
 _ROW_CLOCKS = 2.3  # of a copied row of at most 64 bytes
+_FINISH_CLOCKS = 50.0  # from the last product of a tile to its stores
+_OUTPUT_CLOCKS = 0.1  # for each output more, and each of its taps where adjacent pixels add them up
 _ELEMENT_CLOCKS = 1.2  # of an output stored by itself
 _L2_BYTES = 70.0  # a clock and multiprocessor, from the second-level cache
 
@@ -235,8 +237,10 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
         clocks = max(clocks, g.chunks * rows * _ROW_CLOCKS)
         if not is_permuted(problem):
             clocks = max(clocks, 64 * t.stack * min(t.cta_n, problem.K) * _ELEMENT_CLOCKS)
-        # a lone consumer does not multiply while it stores, and two stages hide little of a copy
-        clocks *= 1.0 + (0.35 if t.consumers == 1 else 0.0) + 0.1 / (t.stages - 1)
+        # a consumer does not multiply while it stores, and two stages hide little of a copy
+        outputs = 64 * t.stack * t.cta_n
+        finish = _FINISH_CLOCKS + _OUTPUT_CLOCKS * outputs * (g.fast.taps if t.stack_fast else 1)
+        clocks = max(clocks, (clocks + finish) / t.consumers) * (1.0 + 0.1 / (t.stages - 1))
         clocks *= 1.0 + 0.02 * (t.turns == 0) + 0.01 * (t.grouped == 1) + 0.03 * t.orient
         share = device.sm_count // g.blocks_n
         rounds = -(-g.tiles // share)

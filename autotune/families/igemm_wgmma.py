@@ -165,9 +165,12 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
         copies = rows * max(t.chunk_bytes / rate, _ROW_CLOCKS if t.chunk_bytes < 128 else 0)
         per_slice = max(product, copies, _LATENCY_CLOCKS / (t.stages - 0.5)) + 10
         outputs = t.cta_m * t.cta_n * problem.out_dtype.bytes
-        # a thread stores its adjacent filters at once; collected pixels take about as long as 12 bytes would
-        width = min(16, lane_filters(t.cta_n, problem) * problem.out_dtype.bytes) if is_permuted(problem) else 12
+        # a thread stores its adjacent filters at once, or one by one; collected pixels take as long as 12 bytes would
+        width = problem.out_dtype.bytes * (lane_filters(t.cta_n, problem) if is_permuted(problem) else 1)
+        width = 12 if _collects(t, problem) else min(16, width)
         store = outputs / (1.5 * width) + 300 + (outputs / 4 if t.split_k > 1 else 0)
+        # reading what belongs to the filters
+        store += 500 if problem.epilogue.bias or problem.epilogue.scale == "channel" else 0
         work = _slices(t, problem) // t.split_k * per_slice
         rounds = items / min(device.sm_count, items)
         rounds = -(-items // device.sm_count) * 0.7 + rounds * 0.3
@@ -185,12 +188,17 @@ def _tiles(t: _Tile, p: ConvProblem) -> int:
     return -(-p.N * p.P * p.Q // t.cta_m) * -(-p.K // t.cta_n)
 
 
+def _collects(t: _Tile, p: ConvProblem) -> bool:
+    """Whether pixels are collected in shared memory before they are stored."""
+    return not is_permuted(p) and t.cta_n >= 64
+
+
 def _smem_bytes(t: _Tile, p: ConvProblem) -> int:
     filters = -(-t.cta_n * t.chunk_bytes // 1024) * 1024
     ring = t.stages * (t.cta_m * t.chunk_bytes + filters)
     # eight pixels of each warp, rows of an odd number of 16 bytes
     pixel_bytes = (-(-t.cta_n * p.out_dtype.bytes // 16) | 1) * 16
-    collected = 0 if is_permuted(p) else t.consumers * 4 * 8 * pixel_bytes
+    collected = t.consumers * 4 * 8 * pixel_bytes if _collects(t, p) else 0
     return ring + collected + 8 * (2 * t.stages + t.consumers)
 
 
