@@ -84,31 +84,34 @@ struct HaloMma {
   }
 
   // acc += one chunk. For each 32 bytes of channels and filter column: the weights of all R taps, then input row by row.
+  // Addresses are few registers and constants: 16-byte chunk 2k + i of a row lies at that of chunk i with 32k flipped, and
+  // weights and halo rows begin at multiples of eight rows, the period of the swizzle.
   __device__ static __forceinline__ void multiply(Accumulator (&acc)[rows][fragments_n][4], u32 stage, int warp_p, int warp_q) {
     const int lane = int(threadIdx.x) % 32;
     const int first = warp_p * rows * Problem::stride_h * pitch + (warp_q * 16 + lane % 16) * Problem::stride_w;
+    const u32 weights = stage + halo_bytes + swizzled(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    constexpr int unrolled = Problem::S <= 3 ? Problem::S : 1;
+#pragma unroll unrolled
+    for (int s = 0; s < Problem::S; ++s) {
+      const u32 pixels = stage + swizzled(first + s * Problem::dilation_w, lane / 16);
 #pragma unroll
-    for (int k = 0; k < k_steps; ++k)
-#pragma unroll
-      for (int s = 0; s < Problem::S; ++s) {
+      for (int k = 0; k < k_steps; ++k) {
         u32 b[Problem::R][fragments_n][2];
 #pragma unroll
         for (int r = 0; r < Problem::R; ++r) {
-          const int row = (r * Problem::S + s) * cta_n;
+          const u32 tap = (weights ^ (k * 32)) + (r * Problem::S + s) * cta_n * row_bytes;
           if constexpr (fragments_n % 2 == 0) {
 #pragma unroll
             for (int j = 0; j < fragments_n; j += 2) {
               u32 pair[4];
-              ptx::ldmatrix_x4(pair, stage + halo_bytes + swizzled(row + j * 8 + lane % 8 + lane / 16 * 8, k * 2 + lane / 8 % 2));
+              ptx::ldmatrix_x4(pair, tap + j * 8 * row_bytes);
               b[r][j][0] = pair[0], b[r][j][1] = pair[1], b[r][j + 1][0] = pair[2], b[r][j + 1][1] = pair[3];
             }
           } else {
 #pragma unroll
-            for (int j = 0; j < fragments_n; ++j)
-              ptx::ldmatrix_x2(b[r][j], stage + halo_bytes + swizzled(row + j * 8 + lane % 8, k * 2 + lane / 8 % 2));
+            for (int j = 0; j < fragments_n; ++j) ptx::ldmatrix_x2(b[r][j], tap + j * 8 * row_bytes);
           }
         }
-        const u32 column = stage + swizzled(first + s * Problem::dilation_w, k * 2 + lane / 16);
 #pragma unroll
         for (int i = 0; i < (rows - 1) * Problem::stride_h + reach_h + 1; ++i) {
           bool met = false;
@@ -116,7 +119,7 @@ struct HaloMma {
           for (int r = 0; r < Problem::R; ++r) met = met || meets(i, r);
           if (!met) continue;
           u32 a[4];
-          ptx::ldmatrix_x4(a, column + i * pitch * row_bytes);
+          ptx::ldmatrix_x4(a, (pixels ^ (k * 32)) + i * pitch * row_bytes);
 #pragma unroll
           for (int r = 0; r < Problem::R; ++r)
             if (meets(i, r)) {
@@ -126,6 +129,7 @@ struct HaloMma {
             }
         }
       }
+    }
   }
 
   // Whether input row i of a warp meets an output row with filter row r.

@@ -64,16 +64,16 @@ class HaloMma(Family):
 
     def illegal(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> str | None:
         tile = _Tile(*(value for _, value in config.knobs))
-        return self._illegal_tile(tile, problem) or self._illegal_pipeline(tile, problem, device)
+        return self._illegal_tile(tile, problem, device) or self._illegal_pipeline(tile, problem, device)
 
     def choices(self, problem: ConvProblem, device: DeviceSpec) -> Iterator[tuple[int, ...]]:
         """All combinations, whole groups skipped by the same rules that ``illegal`` states."""
         shape, pipeline = self.knobs[:5], self.knobs[5:]
         for tile in itertools.product(*(knob.candidates for knob in shape)):
-            if self._illegal_tile(_Tile(*(*tile, 1, 0)), problem) is None:
+            if self._illegal_tile(_Tile(*(*tile, 1, 0)), problem, device) is None:
                 yield from ((*tile, *rest) for rest in itertools.product(*(knob.candidates for knob in pipeline)))
 
-    def _illegal_tile(self, t: _Tile, p: ConvProblem) -> str | None:
+    def _illegal_tile(self, t: _Tile, p: ConvProblem, device: DeviceSpec) -> str | None:
         filters = -(-p.K // 8) * 8
         if t.cta_n > 8 and t.cta_n >= filters + 8:
             return f"cta_n={t.cta_n} is more than {p.K} filters need"
@@ -84,7 +84,7 @@ class HaloMma(Family):
         channel_bytes = p.C * p.dtype.bytes
         if t.chunk_bytes > 32 and t.chunk_bytes >= 2 * channel_bytes:
             return f"half of chunk_bytes={t.chunk_bytes} covers all {channel_bytes} bytes of channels"
-        registers = _registers(t, p)
+        registers = _registers(t, p, device)
         if registers > min(255, 65536 // t.threads // 8 * 8):
             return f"about {registers} registers a thread are too many"
         blocks = _blocks(t, p)
@@ -150,7 +150,7 @@ halo_mma(const Kernel::Element* activation, const Kernel::Element* filter,
         issue = writes / _load_bytes(p) / 32 * (24 if t.staging else 32) / 4
         fill = writes / 40
         busy = max(math, port) + 0.3 * min(math, port) + 0.5 * max(issue, fill)
-        registers = 8 * -(-(_registers(t, p) * 6 // 5) // 8)
+        registers = 8 * -(-_registers(t, p, device) // 8)
         fitting = device.smem_per_sm // (_smem_bytes(t, p) + 1024)
         resident = min(fitting, 65536 // (registers * t.threads), 2048 // t.threads)
         blocks = _blocks(t, p)
@@ -185,9 +185,11 @@ def _smem_bytes(t: _Tile, p: ConvProblem) -> int:
     return max(t.stages * stage, t.tile_p * t.tile_q * (t.cta_n * p.out_dtype.bytes + 16))
 
 
-def _registers(t: _Tile, p: ConvProblem) -> int:
-    """Registers of a thread that does not spill: accumulators, the weights' fragments of R taps, and the rest."""
-    return t.rows * t.cta_n // 2 + p.R * t.cta_n // 4 + 44
+def _registers(t: _Tile, p: ConvProblem, device: DeviceSpec) -> int:
+    """Registers of a thread that does not spill: accumulators, the weights of the taps that share an input row, and the
+    rest, fitted to 250 compilations by NVRTC 13."""
+    taps = min(p.R, (t.rows - 1) * p.stride[0] // p.dilation[0] + 1)
+    return t.rows * t.cta_n // 2 + taps * t.cta_n // 4 + (48 if device.sm >= 80 else 64)
 
 
 def _load_bytes(p: ConvProblem) -> int:
