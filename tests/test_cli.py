@@ -278,6 +278,7 @@ def test_a_damaged_table_is_told_in_one_line(autotune: Any, tmp_path: Path) -> N
     assert (ran.status, ran.out) == (1, "")
     assert str(table) in ran.err
     assert ran.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [table]
 
 
 def test_a_sound_database_passes(tuned: Path, autotune: Any) -> None:

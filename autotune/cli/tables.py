@@ -85,8 +85,10 @@ def import_(
     from autotune.freshness import Freshness
     from autotune.store import Store, exchange
 
+    # before a database is made for them
+    records = exchange.read(files)
     with Store(db) as store:
-        report = exchange.import_files(store, files, Freshness().why_stale)
+        report = store.merge(records, Freshness().why_stale)
     counts = asdict(report)
     if as_json:
         print_json(counts)

@@ -58,11 +58,13 @@ def save(text: str, path: StrPath) -> None:
 def import_files(
     store: Store, paths: Iterable[StrPath], is_stale: Callable[[Record], object] | None = None
 ) -> MergeReport:
-    """Merge jsonl files into a store: all of them, or none when one cannot be read; see ``Store.merge``.
+    """Merge jsonl files into a store, or none when one cannot be read: see ``read`` and ``Store.merge``."""
+    return store.merge(read(paths), is_stale)
 
-    StoreError, in one line, names the file, and the line that is not a record.
-    """
-    return store.merge([record for path in paths for record in jsonl.read(path)], is_stale)
+
+def read(paths: Iterable[StrPath]) -> list[Record]:
+    """The records of jsonl files; StoreError, in one line, names the file, and the line that is not a record."""
+    return [record for path in paths for record in jsonl.read(path)]
 
 
 def _csv(records: list[Record]) -> str:
