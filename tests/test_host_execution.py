@@ -15,10 +15,10 @@ from gpu_models import GPU_MODELS
 from host_execution import Case, HostFault, HostMachine
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from random_cases import CUDA_FAMILIES, HOST, SEED, Coverage, cases, cases_with, devices, dtypes
+from random_cases import CUDA_FAMILIES, FRIENDLY, HOST, SEED, Coverage, cases, cases_with, devices, dtypes
 
 from autotune.device import DeviceSpec
-from autotune.families import Family, Launch, Source, family_named
+from autotune.families import Family, Launch, Source
 from autotune.problem import ConvProblem
 from autotune.trial import Config
 
@@ -114,12 +114,16 @@ class Wide:
         return self.family.launch(config, problem, spec)
 
 
-@pytest.mark.parametrize("name", ["igemm_mma", "halo_mma"])
-def test_offsets_beyond_31_bits_are_right(name: str, machine: HostMachine) -> None:
-    family = family_named(name)
-    assert family is not None
+def widens(family: Family) -> bool:
+    """Whether the kernel counts beyond 31 bits only where a layer needs it."""
+    spec, problem = devices(family, MODELS)[-1], ConvProblem(**FRIENDLY)  # type: ignore[arg-type]
+    return "bool wide = 0;" in family.source(family.configs(problem, spec)[0], problem, spec).text
+
+
+@pytest.mark.parametrize("family", filter(widens, CUDA_FAMILIES), ids=lambda family: family.name)
+def test_offsets_beyond_31_bits_are_right(family: Family, machine: HostMachine) -> None:
     rng = random.Random(SEED)
-    spec = GPU_MODELS["sm_80"]
+    spec = devices(family, MODELS)[-1]
     chosen = []
     for layer in ("plain-3x3", "stride-and-dilation", "grouped", "c21-k13", "deep"):
         problem = EDGE_PROBLEMS("f16")[layer]

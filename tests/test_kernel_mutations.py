@@ -11,7 +11,7 @@ import pytest
 from host_execution import HostFault, HostMachine
 from kernel_mutations import Mutation, mutations, suite
 
-from autotune.families import family_named
+from autotune.families import FAMILIES, family_named
 from autotune.resources import folder
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results" / "mutations.json"
@@ -26,6 +26,10 @@ def test_applies_to_the_present_sources(mutation: Mutation, tmp_path: Path) -> N
     shutil.copytree(folder("kernels"), changed)
     mutation.apply(changed)
     assert (changed / mutation.file).read_text() != (folder("kernels") / mutation.file).read_text()
+
+
+def test_every_family_has_faults() -> None:
+    assert set(MUTATED) == {family.name for family in FAMILIES if family.kind == "cuda"}
 
 
 def test_tracked_results_are_of_these_mutations() -> None:
