@@ -30,6 +30,7 @@ SHIM = Path(__file__).resolve().parent / "host"
 # dynamic shared memory of the largest device, and some more that a launch must not touch
 _CAPACITY = 256 << 10
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+__align__\((\d+)\)\s+char\s+(\w+)\[\]")
+_CLUSTER = re.compile(r"__cluster_dims__\((\d+), 1, 1\)")
 # accesses are reported to the machine, arithmetic that C++ does not define ends the run with its line
 _KERNEL_FLAGS = (
     *("-std=c++17", "-O1", "-g1", "-fPIC", "-fno-exceptions", "-fno-optimize-sibling-calls", "-w"),
@@ -122,7 +123,8 @@ class HostMachine:
                 texts.append(f"{name}:{use}:{len(content)}:{scratch / name}")
             alignment, dynamic = _dynamic(source)
             launches = 2 if launch.workspace_bytes else 1
-            numbers = (launch.grid, launch.block, launch.smem_bytes, alignment, spec.sm * 10, seed, launches, timeout_s)
+            shape = (launch.grid, launch.block, launch.smem_bytes, alignment, spec.sm * 10, _cluster(source))
+            numbers = (*shape, seed, launches, timeout_s)
             parameters = map(_parameter, launch.arguments)
             command = [_driver(), kernel, dynamic, *numbers, *texts, "--", *parameters]
             done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
@@ -168,6 +170,12 @@ def _dynamic(source: Source) -> tuple[int, str]:
     return (int(found[1]), found[2]) if found else (16, "no_dynamic_memory")
 
 
+def _cluster(source: Source) -> int:
+    """How many blocks form a cluster, as the kernel's text says."""
+    found = _CLUSTER.search(source.text)
+    return int(found[1]) if found else 1
+
+
 def _parameter(argument: str | TensorMap) -> str:
     """A kernel's parameter as the driver takes it."""
     if isinstance(argument, str):
@@ -207,7 +215,7 @@ def _built_driver() -> tuple[tempfile.TemporaryDirectory[str], Path]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compile_part, parts))
     driver = Path(directory.name) / "driver"
-    _build([*_compiler(), "-rdynamic", *(str(part) for _, part in parts), "-o", str(driver), "-ldl"])
+    _build([*_compiler(), "-rdynamic", *(str(part) for _, part in parts), "-o", str(driver), "-ldl", "-pthread"])
     return directory, driver
 
 

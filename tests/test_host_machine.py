@@ -22,6 +22,7 @@ def run(
     *,
     arch: str = "sm_90a",
     grid: int = 1,
+    cluster: int = 1,
     workspace_bytes: int = 0,
     tensor: TensorMap | None = None,
     content: bytes = bytes(range(256)) * 16,
@@ -29,9 +30,11 @@ def run(
     seed: int = 1,
 ) -> bytes:
     """Run a kernel with 4 KiB of input and of dynamic shared memory and an output of a word for each thread."""
+    parameters = "const __grid_constant__ ptx::TensorMap map, " if tensor else ""
+    clusters = f" __cluster_dims__({cluster}, 1, 1)" if cluster > 1 else ""
     text = f"""#include "epilogue.cuh"
-extern "C" __global__ void kernel({"const __grid_constant__ ptx::TensorMap map, " if tensor else ""}const u32* input,
-                                  u32* output, u32* workspace) {{
+extern "C" __global__ void{clusters}
+kernel({parameters}const u32* input, u32* output, u32* workspace) {{
   extern __shared__ __align__(1024) char shared[];
   u32* const words = reinterpret_cast<u32*>(shared);
   const u32 base = ptx::shared_address(shared);
@@ -71,6 +74,35 @@ BOX = """if (thread == 0) {
     ptx::copy_box(base, &map, barrier, 0, 0);
   }
 """
+# in each block of a cluster: of a box's copy, and of the threads that are done with it in either block
+SHARED_BARRIERS = """__shared__ __align__(8) u64 places[2];
+  const u32 full = ptx::shared_address(places), empty = full + 8, self = blockIdx.x % 2;
+  if (thread == 0) {
+    ptx::barrier_init(full, 1);
+    ptx::barrier_init(empty, 2 * THREADS);
+    ptx::barrier_init_fence();
+  }
+  ptx::sync_cluster();
+""".replace("THREADS", str(THREADS))
+UNSHARED_BARRIERS = SHARED_BARRIERS.replace("ptx::sync_cluster()", "__syncthreads()")
+FIRST_BOX = """if (thread == 0) {
+    ptx::barrier_expect(full, 1024);
+    if (self == 0) ptx::multicast_box(base, &map, full, 3, 0, 0);
+  }
+  ptx::barrier_wait(full, 0);
+  result = words[thread];
+"""
+RELEASE = """for (u32 block = 0; block < 2; ++block) ptx::barrier_arrive(empty, block);
+"""
+SECOND_BOX = """if (thread == 0) {
+    ptx::barrier_wait(empty, 0);
+    ptx::barrier_expect(full, 1024);
+    if (self == 1) ptx::multicast_box(base, &map, full, 3, 16, 0);
+  }
+  ptx::barrier_wait(full, 1);
+  result += words[thread];
+"""
+END = "ptx::sync_cluster();\n"
 # products of rows that all hold the same 64 bytes: groups of eight rows lie in the same place
 PRODUCT = """const u64 rows = ptx::matrix_descriptor<64>(base, 0);
   f32 sums[4];
@@ -151,6 +183,89 @@ def test_boxes_are_swizzled_and_filled_with_zeros(machine: HostMachine) -> None:
         whole = [word for chunk in range(4) for word in chunks[chunk ^ row // 2 % 4]]
         # from column 16 of 32 and row 36 of 40 on
         assert whole == (INPUT[(36 + row) * 16 + 8 : (37 + row) * 16] + [0] * 8 if row < 4 else [0] * 16)
+
+
+def swizzled(rows: list[list[int]]) -> list[int]:
+    """Rows of 16 words as they lie in shared memory: two fill a line of 128 bytes, which permutes their chunks."""
+    return [row[(chunk ^ r // 2 % 4) * 4 + i] for r, row in enumerate(rows) for chunk in range(4) for i in range(4)]
+
+
+def test_blocks_of_a_cluster_share_boxes(machine: HostMachine) -> None:
+    body = SHARED_BARRIERS + FIRST_BOX + RELEASE + SECOND_BOX + END
+    rows = [INPUT[row * 16 : row * 16 + 16] for row in range(8)]
+    first, second = swizzled(rows), swizzled([row[8:] + [0] * 8 for row in rows])
+    expected = [(a + b) % 2**32 for a, b in zip(first, second, strict=True)]
+    for seed in range(4):
+        assert words(run(machine, body, grid=4, cluster=2, tensor=TENSOR, seed=seed)) == expected * 4
+
+
+def test_each_block_of_a_cluster_has_its_own_shared_memory(machine: HostMachine) -> None:
+    body = STAGE.replace("input[thread]", "blockIdx.x * 1000 + thread") + "ptx::sync_cluster();\n"
+    found = words(run(machine, body + "result = words[thread ^ 64];", grid=4, cluster=2))
+    assert found == [block * 1000 + (thread ^ 64) for block in range(4) for thread in range(THREADS)]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (
+            UNSHARED_BARRIERS + FIRST_BOX + END,
+            "is not an initialised barrier|a barrier is missing: uses a barrier .* thread 0 of its block [01] init",
+        ),
+        (
+            UNSHARED_BARRIERS + RELEASE + END,
+            "is not an initialised barrier|a barrier is missing: uses a barrier .* thread 0 of its block [01] init",
+        ),
+        (
+            SHARED_BARRIERS.replace("ptx::barrier_init_fence();", "") + RELEASE + END,
+            "whose initialisation no fence made visible",
+        ),
+        # the second box needs the threads of both blocks to be done with the first
+        (
+            (SHARED_BARRIERS + FIRST_BOX + SECOND_BOX + END).replace("ptx::barrier_wait(empty, 0);", ""),
+            "a barrier is missing: writes .* of dynamic shared memory|a copy that is still in flight",
+        ),
+        (
+            (SHARED_BARRIERS + FIRST_BOX + RELEASE + SECOND_BOX + END)
+            .replace("2 * ", "")
+            .replace("(empty, block)", "(empty)")
+            .replace("block < 2", "block < 1"),
+            "a barrier is missing: writes .* of dynamic shared memory of another block|a copy that is still in flight",
+        ),
+        (SHARED_BARRIERS + FIRST_BOX + "if (self == 0) { " + RELEASE + "}\n" + SECOND_BOX + END, "deadlock"),
+        (SHARED_BARRIERS + FIRST_BOX.replace("full, 3", "full, 1") + END, "deadlock"),
+        (SHARED_BARRIERS + FIRST_BOX.replace("full, 3", "full, 5") + END, "a copy to blocks 0x5 of a cluster of 2"),
+        (SHARED_BARRIERS + RELEASE.replace("empty, block", "empty, 2") + END, "block 2 of a cluster of 2"),
+        # a block must not end while the other arrives at its barriers or copies to its shared memory
+        (
+            SHARED_BARRIERS + FIRST_BOX + RELEASE,
+            "block [01] of the cluster(, which has ended| ends, and thread .* uses its shared memory)",
+        ),
+        (
+            SHARED_BARRIERS + "if (thread == 0 && self == 0) ptx::multicast_box(base, &map, full, 3, 0, 0);\n",
+            "which has ended|in flight|block [01] of the cluster ends, and (thread|a tensor copy)",
+        ),
+        (
+            SHARED_BARRIERS + "if (thread == 0 && self == 0) ptx::multicast_box(base, &map, full, 3, 0, 0);\n" + END,
+            "a block ends while the copy of kernel.cpp:.* in flight|ends, and a tensor copy uses its shared memory",
+        ),
+        (
+            STAGE + "if (blockIdx.x == 0) ptx::sync_cluster();\nresult = words[thread ^ 64];",
+            "reads byte .*(which nobody wrote, at|thread .* of its block 1 writes it at) kernel.cpp",
+        ),
+    ],
+)
+def test_defects_within_a_cluster_are_found(machine: HostMachine, body: str, reason: str) -> None:
+    for seed in range(3):
+        with pytest.raises(HostFault, match=reason):
+            run(machine, body, grid=2, cluster=2, tensor=TENSOR, seed=seed)
+
+
+def test_launches_that_are_no_clusters_are_refused(machine: HostMachine) -> None:
+    with pytest.raises(HostFault, match="a grid of 3 blocks is not made of clusters of 2"):
+        run(machine, "", grid=3, cluster=2)
+    with pytest.raises(HostFault, match="a cluster of blocks needs sm_90"):
+        run(machine, "", grid=2, cluster=2, arch="sm_80")
 
 
 def test_products_are_there_after_their_wait(machine: HostMachine) -> None:

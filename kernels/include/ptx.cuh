@@ -216,6 +216,20 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Arrives at the barrier that lies at the same address in a block of the cluster. What the threads wrote is not passed on
+// beyond their block: a release for the cluster waits for every store to global memory that they have begun.
+__device__ __forceinline__ void barrier_arrive(u32 barrier, u32 block) {
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier), "r"(block)
+      : "memory");
+}
+
+// Waits for all threads of the cluster that have not ended.
+__device__ __forceinline__ void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
 // Wait until the phase of this parity is complete; the caller may be at most one phase behind.
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
   asm volatile(
@@ -241,6 +255,24 @@ __device__ __forceinline__ void copy_box(u32 target, const TensorMap* map, u32 b
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5,%6,%7}], [%2];" ::"r"(
           target),
       "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+
+// The same to these blocks of the cluster (a bit each): to the same address in each, whose barrier there is told.
+__device__ __forceinline__ void multicast_box(u32 target, const TensorMap* map, u32 barrier, u16 blocks, int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%3,%4,%5}], [%2], %6;" ::"r"(target),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "h"(blocks)
+      : "memory");
+}
+
+__device__ __forceinline__ void multicast_box(u32 target, const TensorMap* map, u32 barrier, u16 blocks, int c0, int c1, int c2,
+                                              int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%3,%4,%5,%6,%7}], [%2], %8;" ::"r"(target),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "h"(blocks)
       : "memory");
 }
 

@@ -11,6 +11,7 @@ void barrier_init(unsigned address, unsigned arrivals);
 void barrier_init_fence();
 void barrier_expect(unsigned address, unsigned bytes);
 void barrier_arrive(unsigned address);
+void barrier_arrive_remote(unsigned address, unsigned block);
 void barrier_wait(unsigned address, unsigned parity);
 void reassign_registers(int registers, bool more);
 
@@ -33,16 +34,26 @@ struct PhaseBarrier {
 };
 
 std::vector<PhaseBarrier> barriers;
-std::map<uint32_t, int> places;  // number by address
+std::map<std::pair<int, uint32_t>, int> places;  // number by block and address
 std::vector<int> registers;      // of a thread, by warp
 std::vector<int> waiting_for_registers;
 
-PhaseBarrier& usable(uint32_t address, Site site) {
-  PhaseBarrier& barrier = barriers[size_t(barrier_at(address, site))];
+int usable(uint32_t address, Site site, int block = current_block) {
+  const auto found = places.find({block, address});
+  if (found == places.end()) fault("%#x is not an initialised barrier in shared memory, at %s", address, place(site).c_str());
+  const PhaseBarrier& barrier = barriers[size_t(found->second)];
   if (!happened_before(barrier.initialised, current))
-    fault("a barrier is missing: uses a barrier in shared memory at %s that thread %d initialises", place(site).c_str(),
-          actor_of(barrier.initialised));
-  return barrier;
+    fault("a barrier is missing: uses a barrier in shared memory at %s that %s initialises", place(site).c_str(),
+          thread_name(actor_of(barrier.initialised)).c_str());
+  return found->second;
+}
+
+PhaseBarrier& barrier_at(uint32_t address, Site site, int block = current_block) {
+  return barriers[size_t(usable(address, site, block))];
+}
+
+void need_fence(const PhaseBarrier& barrier, Site site) {
+  if (!barrier.fenced) fault("a barrier for copies whose initialisation no fence made visible, at %s", place(site).c_str());
 }
 
 void complete_if_due(PhaseBarrier& barrier) {
@@ -71,13 +82,13 @@ void barriers_start() {
   waiting_for_registers.clear();
   // what the compiler gives each thread of a block that has a multiprocessor to itself, where it meets setmaxnreg
   const unsigned whole = (launch.block + 127) / 128 * 128;
-  registers.assign(launch.block / 32, int(std::min(240u, registers_of_block / whole / 8 * 8)));
+  registers.assign(size_t(cluster_threads()) / 32, int(std::min(240u, registers_of_block / whole / 8 * 8)));
 }
 
-int barrier_at(uint32_t address, Site site) {
-  const auto found = places.find(address);
-  if (found == places.end()) fault("%#x is not an initialised barrier in shared memory, at %s", address, place(site).c_str());
-  return found->second;
+int barrier_for_copy(uint32_t address, int block, Site site) {
+  const int number = usable(address, site, block);
+  need_fence(barriers[size_t(number)], site);
+  return number;
 }
 
 Stamp barrier_stamp(int barrier) {
@@ -98,7 +109,7 @@ void barrier_init(unsigned address, unsigned arrivals) {
   shared_reserve(at, 8, by(current, HOST_SITE));
   if (!arrivals || arrivals > most_bytes) fault("a barrier of %u arrivals, at %s", arrivals, place(HOST_SITE).c_str());
   if (barriers.size() == barrier_engines) fault("more than %d barriers, at %s", barrier_engines, place(HOST_SITE).c_str());
-  places[address] = int(barriers.size());
+  places[{current_block, address}] = int(barriers.size());
   barriers.push_back({stamp_of(current), false, arrivals, arrivals, 0, 0, *no_times(), no_times(), {}});
 }
 
@@ -108,19 +119,28 @@ void barrier_init_fence() {
 }
 
 void barrier_expect(unsigned address, unsigned bytes) {
-  PhaseBarrier& barrier = usable(address, HOST_SITE);
-  if (!barrier.fenced) fault("a barrier for copies whose initialisation no fence made visible, at %s", place(HOST_SITE).c_str());
+  PhaseBarrier& barrier = barrier_at(address, HOST_SITE);
+  need_fence(barrier, HOST_SITE);
   barrier.bytes += bytes;
   if (barrier.bytes > most_bytes) fault("a barrier of %u bytes, at %s", bytes, place(HOST_SITE).c_str());
   arrive(barrier, HOST_SITE);
 }
 
-void barrier_arrive(unsigned address) { arrive(usable(address, HOST_SITE), HOST_SITE); }
+void barrier_arrive(unsigned address) { arrive(barrier_at(address, HOST_SITE), HOST_SITE); }
+
+void barrier_arrive_remote(unsigned address, unsigned block) {
+  const Site site = HOST_SITE;
+  if (block >= launch.cluster) fault("block %u of a cluster of %u, at %s", block, launch.cluster, place(site).c_str());
+  shared_use(int(block), stamp_of(current), site);
+  PhaseBarrier& barrier = barrier_at(address, site, int(block));
+  need_fence(barrier, site);
+  arrive(barrier, site);
+}
 
 void barrier_wait(unsigned address, unsigned parity) {
   const Site site = HOST_SITE;
   if (parity > 1) fault("a parity of %u, at %s", parity, place(site).c_str());
-  PhaseBarrier& barrier = usable(address, site);
+  PhaseBarrier& barrier = barrier_at(address, site);
   while ((barrier.phase & 1) == parity) {
     barrier.waiting.push_back(current);
     wait("a barrier in shared memory", site);
@@ -145,8 +165,9 @@ void reassign_registers(int count, bool more) {
     for (int thread : waiting_for_registers) set_runnable(thread);
     waiting_for_registers.clear();
   });
+  const auto first = registers.begin() + current_block * int(launch.block) / 32;
   while (registers[warp] < count) {
-    if (std::accumulate(registers.begin(), registers.end(), count - registers[warp]) * 32 <= registers_of_block) {
+    if (std::accumulate(first, first + int(launch.block) / 32, count - registers[warp]) * 32 <= registers_of_block) {
       registers[warp] = count;
       return;
     }

@@ -9,6 +9,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __grid_constant__
 #define __align__(bytes) __attribute__((aligned(bytes)))
 // the one storage class that is right both for `extern __shared__ char x[]` and for a block's own variables: all shared

@@ -1,6 +1,6 @@
 // Runs a kernel's library on the host: the program that tests start, one kernel with one set of operands each time.
 //
-// usage: driver LIBRARY DYNAMIC GRID BLOCK SMEM_BYTES ALIGNMENT ARCH SEED LAUNCHES SECONDS OPERAND... -- PARAMETER...
+// usage: driver LIBRARY DYNAMIC GRID BLOCK SMEM_BYTES ALIGNMENT ARCH CLUSTER SEED LAUNCHES SECONDS OPERAND... -- PARAMETER...
 // DYNAMIC: the library's array of dynamic shared memory. OPERAND: NAME:USE:BYTES:FILE with a use of input, output or
 // workspace. PARAMETER: NAME for a pointer, NAME=element bytes;extents;strides;box;swizzle;corners;steps for a tensor map.
 // Prints `ok`, or `fault` and what is wrong in one line.
@@ -35,7 +35,9 @@ namespace {
 constexpr size_t margin_bytes = size_t(1) << 30;
 
 uint64_t random_state;
-bool running;  // a block
+bool running;  // a cluster
+void* handle;  // of the library
+const char* dynamic_name;
 void (*run_kernel)(void* const*);
 std::map<std::string, void*> operands;
 std::vector<void*> arguments;  // where the kernel's parameters lie
@@ -102,7 +104,7 @@ void catch_signals(unsigned seconds) {
 }
 
 // What the kernel's library is: the program header that holds `run_kernel`.
-int describe(dl_phdr_info* found, size_t, void*) {
+int describe(dl_phdr_info* found, size_t, void* shared) {
   const char* base = reinterpret_cast<const char*>(found->dlpi_addr);
   const char* end = base;
   size_t local_bytes = 0;
@@ -115,27 +117,36 @@ int describe(dl_phdr_info* found, size_t, void*) {
   if (code < base || code >= end) return 0;
   library.code = base;
   library.end = end;
-  library.shared = static_cast<char*>(found->dlpi_tls_data);
   library.shared_bytes = local_bytes;
+  static_cast<SharedMemory*>(shared)->begin = static_cast<char*>(found->dlpi_tls_data);
   return 1;
 }
 
 template <class Pointer>
-Pointer symbol(void* handle, const char* name) {
+Pointer symbol(const char* name) {
   void* found = dlsym(handle, name);
   if (!found) fault("%s", dlerror());
   return reinterpret_cast<Pointer>(found);
 }
 
 void open_library(const char* path, const char* dynamic) {
-  void* handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!handle) fault("%s", dlerror());
-  run_kernel = symbol<void (*)(void* const*)>(handle, "run_kernel");
-  library.dynamic = symbol<char*>(handle, dynamic);
-  library.dynamic_capacity = *symbol<const size_t*>(handle, "dynamic_capacity");
-  if (!dl_iterate_phdr(describe, nullptr)) fault("%s is not loaded", path);
+  dynamic_name = dynamic;
+  run_kernel = symbol<void (*)(void* const*)>("run_kernel");
+  library.dynamic_capacity = *symbol<const size_t*>("dynamic_capacity");
   if (launch.smem_bytes > library.dynamic_capacity) fault("%u bytes of dynamic shared memory are too many", launch.smem_bytes);
 }
+
+}  // namespace
+
+SharedMemory shared_memory() {
+  SharedMemory found{nullptr, symbol<char*>(dynamic_name)};
+  if (!dl_iterate_phdr(describe, &found)) fault("the kernel's library is not loaded");
+  return found;
+}
+
+namespace {
 
 void add_operand(const std::string& text) {
   const size_t one = text.find(':'), two = text.find(':', one + 1), three = text.find(':', two + 1);
@@ -170,20 +181,20 @@ void add_parameter(const std::string& text) {
 }
 
 void launch_once() {
-  std::vector<unsigned> blocks(launch.grid);
-  std::iota(blocks.begin(), blocks.end(), 0u);
-  for (size_t i = blocks.size(); i > 1; --i) std::swap(blocks[i - 1], blocks[draw(unsigned(i))]);
+  std::vector<unsigned> clusters(launch.grid / launch.cluster);
+  std::iota(clusters.begin(), clusters.end(), 0u);
+  for (size_t i = clusters.size(); i > 1; --i) std::swap(clusters[i - 1], clusters[draw(unsigned(i))]);
   global_start_launch();
-  for (unsigned block : blocks) {
-    order_start(int(launch.block));
+  for (unsigned cluster : clusters) {
+    order_start();
     shared_start();
-    instructions_start(int(launch.block));
+    instructions_start();
     barriers_start();
     tensor_start();
     products_start();
-    global_start_block(block);
+    global_start_cluster();
     running = true;
-    run_block(block, [] { run_kernel(arguments.data()); });
+    run_cluster(cluster * launch.cluster, [] { run_kernel(arguments.data()); });
     running = false;
   }
   global_end_launch();
@@ -192,17 +203,21 @@ void launch_once() {
 }  // namespace
 
 int run(int count, char** words) {
-  if (count < 11) fault("usage: driver LIBRARY DYNAMIC GRID BLOCK SMEM_BYTES ALIGNMENT ARCH SEED LAUNCHES SECONDS OPERAND... -- PARAMETER...");
+  if (count < 12) fault("usage: driver LIBRARY DYNAMIC GRID BLOCK SMEM_BYTES ALIGNMENT ARCH CLUSTER SEED LAUNCHES SECONDS OPERAND... -- PARAMETER...");
   const auto number = [&](int i) { return unsigned(std::strtoul(words[i], nullptr, 10)); };
-  launch = {number(3), number(4), number(5), number(6), number(7)};
+  launch = {number(3), number(4), number(5), number(6), number(7), number(8)};
   if (launch.block % 32 || !launch.block || launch.block > 1024) fault("%u threads are not whole warps", launch.block);
-  random_state = number(8);
+  if (launch.cluster < 1 || launch.cluster > 8 || launch.grid % launch.cluster)
+    fault("a grid of %u blocks is not made of clusters of %u", launch.grid, launch.cluster);
+  if (launch.cluster > 1 && launch.arch < 900) fault("a cluster of blocks needs sm_90");
+  random_state = number(9);
   open_library(words[1], words[2]);
-  int word = 11;
+  int word = 12;
   for (; word < count && std::string(words[word]) != "--"; ++word) add_operand(words[word]);
   for (++word; word < count; ++word) add_parameter(words[word]);
-  catch_signals(number(10));
-  for (unsigned i = 0; i < number(9); ++i) launch_once();
+  start_threads();
+  catch_signals(number(11));
+  for (unsigned i = 0; i < number(10); ++i) launch_once();
   std::puts("ok");
   return 0;
 }

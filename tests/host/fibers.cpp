@@ -1,10 +1,13 @@
-// The threads of a block as fibers: context switches, the random schedule of warps, barriers and warp collectives.
+// The threads of a cluster as fibers: context switches, the random schedule of warps, barriers and warp collectives.
+#include <semaphore.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <map>
 #include <sstream>
+#include <thread>
 
 #include "cuda.hpp"
 #include "machine.hpp"
@@ -21,7 +24,7 @@ ALIAS(gridDim, mutable_grid_extent);
 
 namespace host {
 
-int current;
+int current, current_block;
 
 namespace {
 
@@ -52,13 +55,21 @@ struct Barrier {
 std::vector<Fiber> fibers;
 std::vector<Warp> warps;
 std::vector<int> ready;  // warps with a runnable lane
-Barrier block_barrier;
-std::map<int, Barrier> named_barriers;
+std::map<std::pair<int, int>, Barrier> block_barriers;  // by block and number; number 0 is __syncthreads
 std::map<std::pair<int, uint32_t>, Barrier> warp_barriers;
+Barrier cluster_barrier;
 int finished;
 unsigned patience;  // of the engines: switches between threads, on average, from one of their acts to the next
-void* outside;  // the context that runs blocks
 void (*entry)();
+
+// One block of a cluster: its fibers run on a thread of the system that is its own, since shared memory is thread-local.
+struct Block {
+  sem_t turn;     // given when its fibers go on; at any time one block has it
+  void* outside;  // the context of the thread itself
+  int finished;
+};
+std::deque<Block> blocks;
+sem_t all_finished;
 
 #if defined(__x86_64__)
 
@@ -118,7 +129,7 @@ void prepare(Fiber& fiber, void (*start)()) {
 
 // A context stands at one address for as long as it exists.
 void switch_context(void** from, void* to) {
-  static ucontext_t whole;
+  static thread_local ucontext_t whole;
   if (*from == nullptr) *from = &whole;
   swapcontext(static_cast<ucontext_t*>(*from), static_cast<ucontext_t*>(to));
 }
@@ -126,8 +137,13 @@ void switch_context(void** from, void* to) {
 #endif
 
 void enter(int thread) {
+  if (launch.cluster > 1) {
+    const int block = block_of(thread);
+    mutable_block.x += unsigned(block - current_block);
+    current_block = block;
+  }
   current = thread;
-  mutable_thread.x = unsigned(thread);
+  mutable_thread.x = unsigned(thread) - unsigned(current_block) * launch.block;
 }
 
 void clear_runnable(int thread) {
@@ -156,37 +172,86 @@ void let_engines_work() {
   while (tensor_pending() && (ready.empty() || draw(patience) == 0)) tensor_step();
 }
 
+// A warp with a runnable lane; of another block only now and then, since that takes long.
+int next_warp() {
+  const int warp = ready[draw(unsigned(ready.size()))];
+  if (launch.cluster == 1 || draw(8) == 0) return warp;
+  const int each = int(launch.block) / lanes, first = warp_of(current) / each * each;
+  const auto mine = [=](int other) { return other >= first && other < first + each; };
+  const auto count = std::count_if(ready.begin(), ready.end(), mine);
+  if (!count) return warp;
+  auto chosen = std::find_if(ready.begin(), ready.end(), mine);
+  for (unsigned skipped = draw(unsigned(count)); skipped; --skipped) chosen = std::find_if(chosen + 1, ready.end(), mine);
+  return *chosen;
+}
+
 // The next lane of the present warp, or of a random one when it has none or its turn is over.
 int next_thread(bool turn_is_over) {
   let_engines_work();
   if (ready.empty()) report_deadlock();
   int warp = warp_of(current);
-  if (turn_is_over || !warps[size_t(warp)].runnable) warp = ready[draw(unsigned(ready.size()))];
+  if (turn_is_over || !warps[size_t(warp)].runnable) warp = next_warp();
   const uint32_t runnable = warps[size_t(warp)].runnable;
   const int after = warp == warp_of(current) ? lane_of(current) + 1 : 0;
   const uint32_t later = after < lanes ? runnable >> after << after : 0;
   return warp * lanes + __builtin_ctz(later ? later : runnable);
 }
 
+void give_turn() { sem_post(&blocks[size_t(current_block)].turn); }
+
+void take_turn(int block) {
+  while (sem_wait(&blocks[size_t(block)].turn)) continue;
+}
+
 void go_to(int thread) {
   const int from = current;
   if (thread == from) return;
   enter(thread);
-  switch_context(&fibers[size_t(from)].context, fibers[size_t(thread)].context);
+  if (const int block = block_of(from); block != current_block) {
+    give_turn();
+    take_turn(block);
+    if (current == from) return;
+  }
+  switch_context(&fibers[size_t(from)].context, fibers[size_t(current)].context);
+}
+
+void complete_if_due(Barrier& barrier, size_t expected) {
+  if (barrier.arrived.empty() || barrier.arrived.size() < expected) return;
+  order_join(barrier.arrived);
+  for (int thread : barrier.arrived)
+    if (thread != current) set_runnable(thread);
+  barrier.arrived.clear();
 }
 
 void thread_main() {
   entry();
-  const int thread = current;
+  const int thread = current, block = current_block;
+  Block& mine = blocks[size_t(block)];
   products_end(warp_of(thread));
   fibers[size_t(thread)].done = true;
   clear_runnable(thread);
-  if (++finished == int(fibers.size())) {
+  ++finished;
+  complete_if_due(cluster_barrier, fibers.size() - size_t(finished));
+  if (++mine.finished == int(launch.block)) {
+    tensor_end(block);
+    shared_end(block);
     void* gone = fibers[size_t(thread)].context;
-    switch_context(&gone, outside);
+    switch_context(&gone, mine.outside);
   }
   go_to(next_thread(false));
   __builtin_unreachable();
+}
+
+// What the thread of the system does for its block in each cluster.
+void run_block(int block) {
+  take_turn(block);
+  switch_context(&blocks[size_t(block)].outside, fibers[size_t(current)].context);
+  if (finished == int(fibers.size())) {
+    sem_post(&all_finished);
+    return;
+  }
+  enter(next_thread(false));
+  give_turn();
 }
 
 void allocate_fibers(size_t count) {
@@ -201,18 +266,15 @@ void allocate_fibers(size_t count) {
   }
 }
 
-// `thread` has come to a barrier of `expected` threads; it goes on when all have.
+// The present thread has come to a barrier of `expected` threads; it goes on when all have.
 void arrive(Barrier& barrier, size_t expected, const char* name, Site site) {
   barrier.arrived.push_back(current);
   if (barrier.arrived.size() < expected) {
     wait(name, site);
     return;
   }
-  order_join(barrier.arrived);
-  for (int thread : barrier.arrived)
-    if (thread != current) host::set_runnable(thread);
-  barrier.arrived.clear();
-  host::yield();
+  complete_if_due(barrier, expected);
+  yield();
 }
 
 }  // namespace
@@ -244,28 +306,51 @@ bool on_own_stack(const void* pointer) {
   return pointer >= stack && pointer < stack + stack_bytes;
 }
 
-void run_block(unsigned block, void (*kernel)()) {
-  const size_t threads = launch.block;
-  if (fibers.empty()) allocate_fibers(threads);
-  mutable_block = {block, 0, 0};
+std::string thread_name(int thread) {
+  const std::string name = "thread " + std::to_string(thread % int(launch.block));
+  return launch.cluster == 1 ? name : name + " of its block " + std::to_string(block_of(thread));
+}
+
+void start_threads() {
+  allocate_fibers(size_t(cluster_threads()));
   mutable_block_extent = {launch.block, 1, 1};
   mutable_grid_extent = {launch.grid, 1, 1};
+  blocks.resize(launch.cluster);
+  for (Block& block : blocks) sem_init(&block.turn, 0, 0);
+  sem_init(&all_finished, 0, 0);
+  shared_add(0, shared_memory());
+  for (int block = 1; block < int(launch.cluster); ++block)
+    std::thread([block] {
+      shared_add(block, shared_memory());
+      sem_post(&all_finished);
+      for (;;) run_block(block);
+    }).detach();
+  for (unsigned block = 1; block < launch.cluster; ++block) sem_wait(&all_finished);
+}
+
+void run_cluster(unsigned first, void (*kernel)()) {
+  const size_t threads = fibers.size();
+  current = current_block = 0;
+  mutable_block = {first, 0, 0};
   entry = kernel;
   finished = 0;
+  for (Block& block : blocks) block.finished = 0;
   // from hasty to as late as can be, so that copies overtake each other and the threads
   patience = 4u << 8 * draw(4);
   ready.clear();
   warps.assign(threads / lanes, Warp{});
-  block_barrier.arrived.clear();
-  named_barriers.clear();
+  block_barriers.clear();
   warp_barriers.clear();
+  cluster_barrier.arrived.clear();
   for (size_t i = 0; i < threads; ++i) {
     fibers[i].done = false;
     prepare(fibers[i], thread_main);
     set_runnable(int(i));
   }
   enter(int(draw(unsigned(warps.size()))) * lanes);
-  switch_context(&outside, fibers[size_t(current)].context);
+  give_turn();
+  run_block(0);
+  sem_wait(&all_finished);
 }
 
 void collective(Site site, const char* instruction, void* arguments, void (*execute)(void* const*)) {
@@ -292,11 +377,15 @@ void collective(Site site, const char* instruction, void* arguments, void (*exec
   if (draw(4) == 0) yield();
 }
 
-void synchronize() { arrive(block_barrier, launch.block, "__syncthreads", HOST_SITE); }
+void synchronize() { arrive(block_barriers[{current_block, 0}], launch.block, "__syncthreads", HOST_SITE); }
+
+void synchronize_cluster() {
+  arrive(cluster_barrier, fibers.size() - size_t(finished), "the cluster's barrier", HOST_SITE);
+}
 
 void synchronize_warpgroup(int id) {
   if (id < 1 || id > 15) fault("bar.sync %d at %s: barriers have numbers from 1 to 15", id, place(HOST_SITE).c_str());
-  arrive(named_barriers[id], 128, "bar.sync", HOST_SITE);
+  arrive(block_barriers[{current_block, id}], 128, "bar.sync", HOST_SITE);
 }
 
 void synchronize_warp(unsigned mask) {

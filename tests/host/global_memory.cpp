@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 
+#include "cuda.hpp"
 #include "machine.hpp"
 
 namespace host {
@@ -27,14 +28,15 @@ struct Region {
 };
 
 std::vector<Region> regions;
-uint32_t block;  // counted from 1
-std::vector<uint32_t> fences;                  // that the threads of this block passed
+std::vector<uint32_t> fences;                  // that the threads of this cluster passed
 std::vector<std::vector<uint32_t>> published;  // of every block: the fences before its last atomic
 uint64_t now;                               // counts atomics and fences
-uint64_t last_atomic;                       // of this block
-std::vector<uint64_t> last_fence;           // of this block's threads
-// What the atomics on a word pass on within this block.
+std::vector<uint64_t> last_atomic;          // of this cluster's blocks
+std::vector<uint64_t> last_fence;           // of this cluster's threads
+// What the atomics on a word pass on within this cluster.
 std::map<const void*, std::shared_ptr<const Times>> passed_on;
+
+uint32_t running_block() { return blockIdx.x + 1; }
 
 Region& region_at(const void* pointer, int bytes, int alignment, const char* act, Site site) {
   const char* at = static_cast<const char*>(pointer);
@@ -68,17 +70,17 @@ void read(const void* at, int bytes, int alignment, bool through_l2, Site site) 
     const Written& word = region.words[i];
     const std::string where = "word " + std::to_string(i) + " of " + region.name;
     if (!word.block) fault("reads %s, which nobody wrote in this launch, at %s", where.c_str(), place(site).c_str());
-    if (word.block == block) {
-      if (!happened_before(word.stamp, current))
-        fault("a barrier is missing: reads %s, which thread %d writes, at %s", where.c_str(), actor_of(word.stamp),
-              place(site).c_str());
-      continue;
-    }
+    const bool of_cluster = (word.block - 1) / launch.cluster == blockIdx.x / launch.cluster;
+    if (of_cluster && !happened_before(word.stamp, current))
+      fault("a barrier is missing: reads %s, which %s writes, at %s", where.c_str(), thread_name(actor_of(word.stamp)).c_str(),
+            place(site).c_str());
+    if (word.block == running_block()) continue;
     const auto& of_writer = published[word.block - 1];
     if (of_writer.empty() || of_writer[size_t(actor_of(word.stamp))] <= word.fences)
       fault("reads %s at %s, which block %u did not make visible by __threadfence", where.c_str(), place(site).c_str(),
             word.block - 1);
-    if (!last_atomic || last_fence[size_t(current)] < last_atomic)
+    const uint64_t atomic = last_atomic[size_t(current_block)];
+    if (!atomic || last_fence[size_t(current)] < atomic)
       fault("reads %s of block %u at %s with no __threadfence after the atomic that tells of it", where.c_str(),
             word.block - 1, place(site).c_str());
     if (!through_l2)
@@ -101,11 +103,10 @@ void global_start_launch() {
   }
 }
 
-void global_start_block(unsigned index) {
-  block = index + 1;
-  fences.assign(launch.block, 0);
-  last_fence.assign(launch.block, 0);
-  last_atomic = 0;
+void global_start_cluster() {
+  fences.assign(size_t(cluster_threads()), 0);
+  last_fence.assign(size_t(cluster_threads()), 0);
+  last_atomic.assign(launch.cluster, 0);
   passed_on.clear();
 }
 
@@ -127,19 +128,19 @@ void global_write(const void* at, int bytes, int alignment, Site site) {
       if (region.writers[i])
         fault("writes byte %zu of %s for the second time, first in block %u, at %s", i, region.name.c_str(),
               region.writers[i] - 1, place(site).c_str());
-      region.writers[i] = block;
+      region.writers[i] = running_block();
     }
     return;
   }
-  const Written word{block, fences[size_t(current)], stamp_of(current)};
+  const Written word{running_block(), fences[size_t(current)], stamp_of(current)};
   for (size_t i = first_word(region, at); i < end_word(region, at, bytes); ++i) region.words[i] = word;
 }
 
 void global_atomic(const void* at, int bytes, Site site) {
   const Region& region = region_at(at, bytes, bytes, "atomically changes", site);
   if (region.use != Use::workspace) fault("atomically changes %s at %s", region.name.c_str(), place(site).c_str());
-  last_atomic = ++now;
-  published[block - 1] = fences;
+  last_atomic[size_t(current_block)] = ++now;
+  published[blockIdx.x] = fences;
   auto& before = passed_on.try_emplace(at, no_times()).first->second;
   order_acquire(current, before);
   auto after = std::make_shared<Times>(*before);

@@ -13,7 +13,7 @@ constexpr int lanes = 32;
 
 // A fragment that ldmatrix read from bytes that nobody wrote may be thrown away, but not multiplied.
 struct Suspicion {
-  bool any;  // in this block
+  bool any;  // in this cluster
   Site site;
 } suspicion;
 constexpr uint32_t unwritten_word = 0xfdfdfdfdu;
@@ -94,8 +94,8 @@ void finish(const std::vector<Copy>& group) {
 
 }  // namespace
 
-void instructions_start(int threads) {
-  copies.assign(size_t(threads), {});
+void instructions_start() {
+  copies.assign(size_t(cluster_threads()), {});
   suspicion = {};
 }
 

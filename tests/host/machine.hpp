@@ -1,8 +1,10 @@
 // The machine that runs one kernel on the host: what its parts know of each other.
 //
-// One block runs at a time, its threads as fibers of one thread of the system; blocks and warps take turns in an order
-// drawn from the seed. A defect of the kernel ends the process with one line; `{0x12}` in it stands for the source line
-// at that offset of the kernel's library.
+// One cluster of blocks (mostly of one block) runs at a time, the threads of each block as fibers of one thread of the
+// system; blocks and warps take turns in an order drawn from the seed. A defect of the kernel ends the process with one
+// line; `{0x12}` in it stands for the source line at that offset of the kernel's library.
+//
+// Threads, warps and barriers are numbered within the cluster, block by block.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +21,7 @@ struct Launch {
   unsigned grid, block, smem_bytes;
   unsigned alignment;  // that the kernel asks for its dynamic shared memory
   unsigned arch;       // as __CUDA_ARCH__
+  unsigned cluster;    // blocks of a cluster
 };
 
 [[noreturn]] void fault(const char* format, ...) __attribute__((format(printf, 1, 2)));
@@ -31,24 +34,38 @@ extern Launch launch;
 // A pseudo-random number below `limit`, from the seed.
 unsigned draw(unsigned limit);
 
-// The library of the kernel: where its code and shared memory lie.
+// The library of the kernel: where its code lies, and how large its shared memory is.
 struct Library {
-  const char* code;       // where it is loaded
-  const char* end;        // beyond its last segment
-  char* shared;           // its thread-local block: all shared memory of a block
+  const char* code;  // where it is loaded
+  const char* end;   // beyond its last segment
   size_t shared_bytes;
-  char* dynamic;          // the part of it that is sized by the launch
   size_t dynamic_capacity;
 };
 extern Library library;
 
-// Fibers: the threads of the block, scheduled one at a time.
+// All shared memory of a block: the thread-local block that the library has on the block's thread of the system.
+struct SharedMemory {
+  char* begin;
+  char* dynamic;  // the part of it that is sized by the launch
+};
+// That of the present thread of the system.
+SharedMemory shared_memory();
 
-extern int current;  // the thread that runs
+// Fibers: the threads of the cluster, scheduled one at a time.
+
+extern int current;        // the thread that runs
+extern int current_block;  // its block
 inline int warp_of(int thread) { return thread / 32; }
 inline int lane_of(int thread) { return thread % 32; }
+inline int block_of(int thread) { return thread / int(launch.block); }
+inline int cluster_threads() { return int(launch.block * launch.cluster); }
+// `thread 7`, in a cluster `thread 7 of its block 1`.
+std::string thread_name(int thread);
 
-void run_block(unsigned block, void (*entry)());
+// Has a thread of the system for each block of a cluster; before the first of them runs.
+void start_threads();
+// first: the number of the cluster's first block.
+void run_cluster(unsigned first, void (*entry)());
 bool on_own_stack(const void* pointer);
 bool is_built_in(const void* pointer);
 
@@ -56,12 +73,12 @@ bool is_built_in(const void* pointer);
 // `arguments`: this lane's, handed to `execute` for all 32 lanes.
 void collective(Site site, const char* instruction, void* arguments, void (*execute)(void* const* lanes));
 
-// Order: which events of a block happened before which, as the kernel's barriers tell.
+// Order: which events of a cluster happened before which, as the kernel's barriers tell.
 
 // Who acts: the threads, then the engines that write or read asynchronously, one for each barrier and one for each warp.
-constexpr int barrier_engines = 128, engines = barrier_engines + 32;
-inline int barrier_engine(int barrier) { return int(launch.block) + barrier; }
-inline int warp_engine(int warp) { return int(launch.block) + barrier_engines + warp; }
+constexpr int barrier_engines = 128;
+inline int barrier_engine(int barrier) { return cluster_threads() + barrier; }
+inline int warp_engine(int warp) { return cluster_threads() + barrier_engines + warp; }
 
 // Who did something, and when by its own clock; 0 is nobody.
 using Stamp = uint32_t;
@@ -69,7 +86,7 @@ constexpr Stamp in_flight = 0xffffffffu;  // the stamp of bytes that an asynchro
 // Of every actor, the time up to which its acts are known.
 using Times = std::vector<uint32_t>;
 
-void order_start(int threads);
+void order_start();
 std::shared_ptr<const Times> no_times();
 Stamp stamp(int actor, uint32_t time);
 Stamp stamp_of(int thread);
@@ -86,10 +103,13 @@ void order_acquire(int thread, const std::shared_ptr<const Times>& from);
 
 // Shared memory: addresses, bounds, who wrote and read last.
 
+// Notes where the shared memory of a block of every cluster lies.
+void shared_add(int block, SharedMemory memory);
 void shared_start();
+// Whether it points into the shared memory of the block that runs.
 bool is_shared(const void* pointer);
-// The bytes at a 32-bit address of shared memory; a fault where they are not there or not aligned.
-char* shared_at(uint32_t address, int bytes, int alignment, Site site);
+// The bytes at a 32-bit address of a block's shared memory; a fault where they are not there or not aligned.
+char* shared_at(uint32_t address, int bytes, int alignment, Site site, int block = current_block);
 enum class Unwritten { refused, allowed };
 // Who an access is by: `thread` must be allowed it, `stamp` is left behind.
 struct By {
@@ -109,12 +129,17 @@ void shared_write_ends(const char* at, int bytes, Stamp stamp);
 // From here on these bytes are a barrier's.
 void shared_reserve(const char* at, int bytes, By by);
 
+// Notes that an engine or another block uses a block's shared memory, which must not have ended.
+void shared_use(int block, Stamp stamp, Site site);
+// Faults where the block's end is not ordered after such a use.
+void shared_end(int block);
+
 // Global memory: the operands, and who wrote what.
 
 enum class Use { input, output, workspace };
 void global_add(const std::string& name, Use use, char* begin, size_t bytes);
 void global_start_launch();
-void global_start_block(unsigned block);
+void global_start_cluster();
 void global_read(const void* at, int bytes, int alignment, Site site);
 void global_load_l2(const void* at, int bytes, int alignment, Site site);
 void global_write(const void* at, int bytes, int alignment, Site site);
@@ -124,20 +149,23 @@ void global_end_launch();
 
 // Instructions with state of their own.
 
-void instructions_start(int threads);
+void instructions_start();
 void barriers_start();
 void tensor_start();
 void products_start();
 // Faults where a thread ends with products that it did not wait for.
 void products_end(int warp);
 
-// The barrier at an address, whose phase `bytes` fewer bytes hold back once they have been written.
-int barrier_at(uint32_t address, Site site);
+// The barrier at an address of a block's shared memory, for a copy that the present thread starts.
+int barrier_for_copy(uint32_t address, int block, Site site);
 Stamp barrier_stamp(int barrier);
+// A copy has brought this many of the bytes that hold back its phase.
 void barrier_bytes_written(int barrier, unsigned bytes);
 
 // Copies of the tensor engine that have not come to pass.
 bool tensor_pending();
+// Faults where such a copy goes to the shared memory of this block.
+void tensor_end(int block);
 void tensor_step();
 
 // A kernel's parameter that describes a tensor, from its text; `operand` is where the tensor lies.

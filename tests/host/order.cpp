@@ -1,4 +1,4 @@
-// What happened before what in a block: vector clocks over threads and engines, joined by barriers.
+// What happened before what in a cluster: vector clocks over threads and engines, joined by barriers.
 //
 // Every actor counts its own time, which a barrier moves on, and every thread knows of every actor up to which time its
 // acts are visible. Threads that passed the same barrier share what they know. (C. Flanagan and S. Freund, "FastTrack:
@@ -26,14 +26,14 @@ void raise_to(Times& times, const Times& others) {
 }
 
 void tick(Knowledge& thread) {
-  if (++thread.own >> clock_bits) fault("too many barriers in one block");
+  if (++thread.own >> clock_bits) fault("too many barriers in one cluster");
 }
 
 }  // namespace
 
-void order_start(int threads) {
-  actors = size_t(threads + engines);
-  threads_.assign(size_t(threads), {no_times(), 1});
+void order_start() {
+  actors = size_t(warp_engine(0)) + size_t(cluster_threads()) / 32;
+  threads_.assign(size_t(cluster_threads()), {no_times(), 1});
 }
 
 std::shared_ptr<const Times> no_times() { return std::make_shared<const Times>(actors, 0u); }

@@ -68,9 +68,12 @@ const char* chunk_of(const Descriptor& of, int row, int chunk, Site site) {
   return shared_at(swizzled(linear, of.swizzle), 16, 16, site);
 }
 
+// Of the rows of an operand, those that a warp of a warpgroup multiplies.
+int first_row(int warp) { return warp % int(launch.block / 32) % 4 * rows; }
+
 template <class Visit>
 void each_chunk(const Product& product, int warp, Visit visit) {
-  const int first = warp % 4 * rows;
+  const int first = first_row(warp);
   for (int row = 0; row < rows; ++row)
     for (int chunk = 0; chunk < 2; ++chunk) visit(chunk_of(product.a, first + row, chunk, product.site));
   for (int row = 0; row < product.columns; ++row)
@@ -92,7 +95,7 @@ void compute(const Product& product, Sums& sums, int warp, Value (*value)(Elemen
       std::memcpy(elements + chunk * depth / 2, chunk_of(from, row, chunk, product.site), 16);
     for (int k = 0; k < depth; ++k) put(k, value(elements[k]));
   };
-  for (int row = 0; row < rows; ++row) load(product.a, warp % 4 * rows + row, [&](int k, Value x) { a[row][k] = x; });
+  for (int row = 0; row < rows; ++row) load(product.a, first_row(warp) + row, [&](int k, Value x) { a[row][k] = x; });
   for (int n = 0; n < product.columns; ++n) load(product.b, n, [&](int k, Value x) { b[k][n] = x; });
   const int each = product.columns / 2;
   Sum* words = reinterpret_cast<Sum*>(sums.words.data());
@@ -156,7 +159,7 @@ void execute(const Product& product, int number) {
 
 }  // namespace
 
-void products_start() { warps.assign(launch.block / 32, {}); }
+void products_start() { warps.assign(size_t(cluster_threads()) / 32, {}); }
 
 void products_end(int number) {
   const Warp& warp = warps[size_t(number)];

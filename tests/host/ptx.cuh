@@ -26,12 +26,15 @@ void barrier_init(u32 address, u32 arrivals);
 void barrier_init_fence();
 void barrier_expect(u32 address, u32 bytes);
 void barrier_arrive(u32 address);
+void barrier_arrive_remote(u32 address, u32 block);
 void barrier_wait(u32 address, u32 parity);
 void synchronize_warpgroup(int id);
+void synchronize_cluster();
 void reassign_registers(int registers, bool more);
 
 void use_map(const void* map);
 void copy_box(u32 target, const void* map, u32 barrier, const int* coordinates, int rank);
+void multicast_box(u32 target, const void* map, u32 barrier, u32 mask, const int* coordinates, int rank);
 void copy_pixels(u32 target, const void* map, u32 barrier, int c, int w, int h, int n, int offset_w, int offset_h);
 
 void wgmma(Number type, int columns, bool accumulate, void* d, unsigned long a, unsigned long b);
@@ -120,6 +123,8 @@ inline void barrier_init(u32 barrier, u32 arrivals) { host::barrier_init(barrier
 inline void barrier_init_fence() { host::barrier_init_fence(); }
 inline void barrier_expect(u32 barrier, u32 bytes) { host::barrier_expect(barrier, bytes); }
 inline void barrier_arrive(u32 barrier) { host::barrier_arrive(barrier); }
+inline void barrier_arrive(u32 barrier, u32 block) { host::barrier_arrive_remote(barrier, block); }
+inline void sync_cluster() { host::synchronize_cluster(); }
 inline void barrier_wait(u32 barrier, u32 parity) { host::barrier_wait(barrier, parity); }
 
 inline void prefetch_map(const TensorMap* map) { host::use_map(map); }
@@ -128,6 +133,12 @@ template <class... Coordinates>
 inline void copy_box(u32 target, const TensorMap* map, u32 barrier, Coordinates... coordinates) {
   const int all[] = {coordinates...};
   host::copy_box(target, map, barrier, all, sizeof...(coordinates));
+}
+
+template <class... Coordinates>
+inline void multicast_box(u32 target, const TensorMap* map, u32 barrier, u16 blocks, Coordinates... coordinates) {
+  const int all[] = {coordinates...};
+  host::multicast_box(target, map, barrier, blocks, all, sizeof...(coordinates));
 }
 
 template <class... Coordinates>

@@ -11,6 +11,7 @@
 namespace host {
 
 void copy_box(unsigned target, const void* map, unsigned barrier, const int* coordinates, int rank);
+void multicast_box(unsigned target, const void* map, unsigned barrier, unsigned mask, const int* coordinates, int rank);
 void copy_pixels(unsigned target, const void* map, unsigned barrier, int c, int w, int h, int n, int offset_w, int offset_h);
 void use_map(const void* map);
 
@@ -40,7 +41,7 @@ std::deque<Map> maps;
 struct Copy {
   const Tensor* tensor;
   uint32_t target;
-  int barrier;
+  int block, barrier;  // of the target
   int64_t row_elements;
   std::vector<Coordinates> rows;
   Site site;
@@ -62,14 +63,15 @@ void each_chunk(const Copy& copy, Visit visit) {
   for (size_t row = 0; row < copy.rows.size(); ++row)
     for (int64_t byte = 0; byte < row_bytes(copy); byte += 16) {
       const uint32_t linear = copy.target + uint32_t(int64_t(row) * row_bytes(copy) + byte);
-      visit(shared_at(swizzled(linear, int(copy.tensor->swizzle)), 16, 16, copy.site), row, byte);
+      visit(shared_at(swizzled(linear, int(copy.tensor->swizzle)), 16, 16, copy.site, copy.block), row, byte);
     }
 }
 
 void start(Copy copy, uint32_t barrier) {
   if (copy.target % 128)
     fault("a tensor copy to %#x, which is not aligned to 128 bytes, at %s", copy.target, place(copy.site).c_str());
-  copy.barrier = barrier_at(barrier, copy.site);
+  shared_use(copy.block, stamp_of(current), copy.site);
+  copy.barrier = barrier_for_copy(barrier, copy.block, copy.site);
   each_chunk(copy, [&](char* at, size_t, int64_t) { shared_write_begins(at, 16, by(current, copy.site)); });
   pending.push_back(std::move(copy));
 }
@@ -77,6 +79,7 @@ void start(Copy copy, uint32_t barrier) {
 void finish(const Copy& copy) {
   const Tensor& tensor = *copy.tensor;
   const Stamp written = barrier_stamp(copy.barrier);
+  shared_use(copy.block, written, copy.site);
   const int64_t elements = 16 / tensor.element_bytes;
   each_chunk(copy, [&](char* at, size_t row, int64_t byte) {
     Coordinates where = copy.rows[row];
@@ -160,6 +163,11 @@ void tensor_start() { pending.clear(); }
 
 bool tensor_pending() { return !pending.empty(); }
 
+void tensor_end(int block) {
+  for (const Copy& copy : pending)
+    if (copy.block == block) fault("a block ends while the copy of %s to its shared memory is in flight", place(copy.site).c_str());
+}
+
 void tensor_step() {
   // in any order, and often the latest first
   const size_t chosen = draw(2) ? pending.size() - 1 : draw(unsigned(pending.size()));
@@ -170,12 +178,13 @@ void tensor_step() {
 
 void use_map(const void* map) { tensor_of(map, HOST_SITE); }
 
-void copy_box(unsigned target, const void* map, unsigned barrier, const int* coordinates, int rank) {
-  const Site site = HOST_SITE;
+namespace {
+
+Copy box(unsigned target, const void* map, const int* coordinates, int rank, Site site) {
   const Tensor& tensor = tensor_of(map, site);
   if (size_t(rank) != tensor.extents.size() || !tensor.corners.empty())
     fault("a copy of a box of %d axes from a tensor map for another, at %s", rank, place(site).c_str());
-  Copy copy{&tensor, target, 0, tensor.box[0], {}, site};
+  Copy copy{&tensor, target, current_block, 0, tensor.box[0], {}, site};
   Coordinates at{};
   std::copy(coordinates, coordinates + rank, at.begin());
   const Coordinates first = at;
@@ -188,7 +197,22 @@ void copy_box(unsigned target, const void* map, unsigned barrier, const int* coo
     }
     if (axis == rank) break;
   }
-  start(std::move(copy), barrier);
+  return copy;
+}
+
+}  // namespace
+
+void copy_box(unsigned target, const void* map, unsigned barrier, const int* coordinates, int rank) {
+  start(box(target, map, coordinates, rank, HOST_SITE), barrier);
+}
+
+void multicast_box(unsigned target, const void* map, unsigned barrier, unsigned mask, const int* coordinates, int rank) {
+  const Site site = HOST_SITE;
+  if (!mask || mask >> launch.cluster) fault("a copy to blocks %#x of a cluster of %u, at %s", mask, launch.cluster, place(site).c_str());
+  Copy copy = box(target, map, coordinates, rank, site);
+  // each block gets it at a time of its own
+  for (copy.block = 0; copy.block < int(launch.cluster); ++copy.block)
+    if (mask >> copy.block & 1) start(copy, barrier);
 }
 
 void copy_pixels(unsigned target, const void* map, unsigned barrier, int c, int w, int h, int n, int offset_w, int offset_h) {
@@ -197,7 +221,7 @@ void copy_pixels(unsigned target, const void* map, unsigned barrier, int c, int 
   if (tensor.corners.empty()) fault("a copy of pixels from a tensor map for boxes, at %s", place(site).c_str());
   if (offset_w < 0 || offset_w > 255 || offset_h < 0 || offset_h > 255)
     fault("offsets of %d and %d pixels, at %s", offset_w, offset_h, place(site).c_str());
-  Copy copy{&tensor, target, 0, tensor.box[0], {}, site};
+  Copy copy{&tensor, target, current_block, 0, tensor.box[0], {}, site};
   // base pixels lie between the corners, the image's extents apart
   const int64_t low_w = tensor.corners[0], low_h = tensor.corners[1];
   const int64_t high_w = tensor.extents[1] - 1 + tensor.corners[2], high_h = tensor.extents[2] - 1 + tensor.corners[3];
