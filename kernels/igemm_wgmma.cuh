@@ -5,11 +5,14 @@
 // pixels in im2col mode, padding and ragged edges as zeros, and brings the filters. Consumers either share a tile
 // (cooperative: each takes its own rows) or take tiles in turn, one multiplying while the other stores (ping-pong).
 //
+// The blocks of a cluster walk in step over tiles of the same filters and adjacent pixels. They take turns in bringing a
+// slice's filters to all of them, so that a stage is empty only when the consumers of all blocks have released it.
+//
 // Filters are copied permuted such that thread q of a quad ends with adjacent ones: `lane_filters` of each block of four
 // times as many. Where their number is no multiple of eight they are not, and pixels begin anywhere: of many filters each
 // warp collects eight pixels in shared memory and writes out each as adjacent words. With split_k > 1 several tiles share one output tile's gemm_k; the last to arrive adds up, in order.
 //
-// Config:  rows (of 64 pixels a consumer), cta_n, chunk_bytes, consumers, pingpong, stages, split_k.
+// Config:  rows (of 64 pixels a consumer), cta_n, chunk_bytes, consumers, pingpong, stages, split_k, cluster.
 // Problem: the layer's extents, `Element` (f16, bf16, s8), what the family derives (lane_filters, permuted), and what
 // epilogue.cuh reads.
 #pragma once
@@ -25,8 +28,10 @@ struct IgemmWgmma {
   static constexpr int sharing = Config::pingpong ? 1 : consumers;  // consumers of one tile
   static constexpr int consumer_m = 64 * Config::rows, cta_m = consumer_m * sharing, cta_n = Config::cta_n;
   static constexpr s64 gemm_m = s64(Problem::N) * Problem::P * Problem::Q;
-  static constexpr int tiles_m = int((gemm_m + cta_m - 1) / cta_m), tiles_n = ceil_div(Problem::K, cta_n);
-  static constexpr int tiles = tiles_m * tiles_n, items = tiles * split_k;
+  static constexpr int cluster = Config::cluster;  // blocks; their last tiles may lie beyond all pixels
+  static constexpr int tiles_m = int((gemm_m + cluster * cta_m - 1) / (cluster * cta_m)) * cluster;
+  static constexpr int tiles_n = ceil_div(Problem::K, cta_n), tiles = tiles_m * tiles_n;
+  static constexpr int items = tiles / cluster * split_k;  // of a cluster
 
   static constexpr int row_bytes = Config::chunk_bytes, k_steps = row_bytes / 32;
   static constexpr int chunk_elements = row_bytes / int(sizeof(Element));
@@ -49,12 +54,17 @@ struct IgemmWgmma {
   static constexpr int blocks = cta_n / block_filters;
   static_assert(cta_n % block_filters == 0 && stage_bytes % 1024 == 0 && a_bytes % 1024 == 0, "tile");
 
+  __device__ static int rank() { return int(blockIdx.x) % cluster; }
+
   // What one item is: a tile's share of gemm_k.
   struct Item {
     s64 m0;
     int n0, tile, split;
     __device__ explicit Item(int index)
-        : m0(s64(index / split_k / tiles_n) * cta_m), n0(index / split_k % tiles_n * cta_n), tile(index / split_k), split(index % split_k) {}
+        : m0(s64(index / split_k / tiles_n * cluster + rank()) * cta_m),
+          n0(index / split_k % tiles_n * cta_n),
+          tile(index / split_k * cluster + rank()),
+          split(index % split_k) {}
   };
 
   template <bool fresh>
@@ -75,7 +85,8 @@ struct IgemmWgmma {
                                                  u32 empty) {
     int stage = 0;
     u32 parity = 1;  // the first round finds every stage empty
-    for (int index = int(blockIdx.x); index < items; index += int(gridDim.x)) {
+    bool brings = rank() == 0;
+    for (int index = int(blockIdx.x) / cluster; index < items; index += int(gridDim.x) / cluster) {
       const Item item(index);
       const int image = int(item.m0 / (Problem::P * Problem::Q)), pixel = int(item.m0 - s64(image) * (Problem::P * Problem::Q));
       const int h = pixel / Problem::Q * Problem::stride_h - Problem::pad_top;
@@ -89,10 +100,20 @@ struct IgemmWgmma {
         const int c = chunk * chunk_elements;
         ptx::copy_pixels(a, activation, barrier, c, w, h, image, tap % Problem::S * Problem::dilation_w,
                          tap / Problem::S * Problem::dilation_h);
-        if constexpr (Problem::permuted)
+        if constexpr (cluster > 1) {
+          constexpr u16 all = (1 << cluster) - 1;
+          if (brings) {
+            if constexpr (Problem::permuted)
+              ptx::multicast_box(b, filter, barrier, all, c, 0, item.n0 / lane_filters, 0, tap);
+            else
+              ptx::multicast_box(b, filter, barrier, all, c, item.n0, tap);
+          }
+          brings = !brings;
+        } else if constexpr (Problem::permuted) {
           ptx::copy_box(b, filter, barrier, c, 0, item.n0 / lane_filters, 0, tap);
-        else
+        } else {
           ptx::copy_box(b, filter, barrier, c, item.n0, tap);
+        }
         if (++chunk == chunks) {
           chunk = 0;
           ++tap;
@@ -102,6 +123,15 @@ struct IgemmWgmma {
           parity ^= 1;
         }
       }
+    }
+  }
+
+  // This warp is done with a stage, whatever block brings what comes next.
+  __device__ static __forceinline__ void release(u32 empty, int lane) {
+    if constexpr (cluster > 1) {
+      if (lane < cluster) ptx::barrier_arrive(empty, u32(lane));
+    } else {
+      if (lane == 0) ptx::barrier_arrive(empty);
     }
   }
 
@@ -261,8 +291,9 @@ struct IgemmWgmma {
       stage %= stages;
     };
     if (Config::pingpong) skip(group * slices_per_item);
-    const int begin = int(blockIdx.x) + (Config::pingpong ? group * int(gridDim.x) : 0);
-    const int stride = int(gridDim.x) * (Config::pingpong ? consumers : 1);
+    const int clusters = int(gridDim.x) / cluster;
+    const int begin = int(blockIdx.x) / cluster + (Config::pingpong ? group * clusters : 0);
+    const int stride = clusters * (Config::pingpong ? consumers : 1);
 #pragma unroll 1
     for (int index = begin; index < items; index += stride, ++round) {
       const Item item(index);
@@ -288,7 +319,7 @@ struct IgemmWgmma {
       for (int i = 1; i < slices_per_item; ++i) {
         slice(1);
         ptx::wgmma_wait_previous();
-        if (lane == 0) ptx::barrier_arrive(empty + previous * 8);
+        release(empty + previous * 8, lane);
         previous = stage;
         skip(1);
       }
@@ -296,7 +327,7 @@ struct IgemmWgmma {
       ptx::wgmma_wait();
 #pragma unroll
       for (int j = 0; j < accumulators; ++j) ptx::pin(acc[j]);
-      if (lane == 0) ptx::barrier_arrive(empty + previous * 8);
+      release(empty + previous * 8, lane);
       if (Config::pingpong) skip((consumers - 1) * slices_per_item);
       if constexpr (split_k > 1) {
         if (!reduce(acc, workspace, item, group)) continue;
@@ -313,7 +344,7 @@ struct IgemmWgmma {
     if (threadIdx.x == 0) {
       for (int i = 0; i < stages; ++i) {
         ptx::barrier_init(full + i * 8, 1);
-        ptx::barrier_init(empty + i * 8, 4 * sharing);
+        ptx::barrier_init(empty + i * 8, 4 * sharing * cluster);
       }
       for (int i = 0; i < consumers; ++i) ptx::barrier_init(turn + i * 8, 4);
       ptx::barrier_init_fence();
@@ -322,7 +353,10 @@ struct IgemmWgmma {
       ptx::prefetch_map(activation);
       ptx::prefetch_map(filter);
     }
-    __syncthreads();
+    if constexpr (cluster > 1)
+      ptx::sync_cluster();
+    else
+      __syncthreads();
     if (warp >= consumers * 4) {
       ptx::release_registers<24>();
       if (warp == consumers * 4 && lane == 0) produce(activation, filter, ring, full, empty);
@@ -330,5 +364,7 @@ struct IgemmWgmma {
       ptx::claim_registers<Problem::consumer_registers>();
       consume(output, workspace, epilogue, shared, ring, full, empty, turn, warp / 4);
     }
+    // no block ends while another may still arrive at its barriers
+    if constexpr (cluster > 1) ptx::sync_cluster();
   }
 };

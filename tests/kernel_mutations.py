@@ -56,6 +56,10 @@ def suite(family: Family) -> list[Case]:
                 chosen.append(config)
                 covered |= set(config.knobs)
         found += [Case(family, config, layer, spec) for config in chosen]
+    for layer in _CLUSTERED:
+        spec = replace(GPU_MODELS["sm_90a"], sm_count=3)
+        clusters = [config for config in family.configs(layer, spec) if dict(config.knobs).get("cluster", 1) > 1]
+        found += [Case(family, config, layer, spec) for config in rng.sample(clusters, min(len(clusters), 3))]
     return found
 
 
@@ -85,6 +89,11 @@ _LARGE = (
     ConvProblem(N=1, C=64, H=19, W=22, K=8, R=3, S=3, padding=1, dilation=(1, 2)),
 )
 
+# an odd number of tiles of 64 pixels, enough slices to be split, filters by eights and not
+_CLUSTERED = (
+    ConvProblem(N=1, C=256, H=9, W=17, K=128, R=3, S=3, padding=1),
+    ConvProblem(N=1, C=128, H=9, W=17, K=76, R=3, S=3, padding=1, dtype="s8"),
+)
 
 # adjacent filters of a thread: as many as there are, two, one by one
 _EPILOGUES = (

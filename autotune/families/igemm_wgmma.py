@@ -33,6 +33,7 @@ class _Tile(NamedTuple):
     pingpong: int
     stages: int
     split_k: int
+    cluster: int
 
     @property
     def cta_m(self) -> int:
@@ -52,6 +53,7 @@ class IgemmWgmma(Family):
         Knob(name="pingpong", candidates=(0, 1), meaning="1: warpgroups take tiles in turn, 0: they share a tile"),
         Knob(name="stages", candidates=(2, 3, 4, 5, 6, 8, 10), meaning="slices in shared memory"),
         Knob(name="split_k", candidates=(1, 2, 3, 4, 6, 8), meaning="items that share one tile's r*s*c"),
+        Knob(name="cluster", candidates=(1, 2), meaning="thread blocks that share copies of filters"),
     )
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
@@ -77,7 +79,7 @@ class IgemmWgmma(Family):
         """All combinations, whole groups skipped by the same rules that ``illegal`` states."""
         shape, pipeline = self.knobs[:5], self.knobs[5:]
         for tile in itertools.product(*(knob.candidates for knob in shape)):
-            if self._illegal_tile(_Tile(*(*tile, 2, 1)), problem) is None:
+            if self._illegal_tile(_Tile(*(*tile, 2, 1, 1)), problem) is None:
                 yield from ((*tile, *rest) for rest in itertools.product(*(knob.candidates for knob in pipeline)))
 
     def _illegal_tile(self, t: _Tile, p: ConvProblem) -> str | None:
@@ -108,6 +110,10 @@ class IgemmWgmma(Family):
             return f"{slices} slices are too few for split_k={t.split_k}"
         if t.split_k > 1 and tiles >= 2 * device.sm_count:
             return f"{tiles} tiles need no split_k on {device.sm_count} multiprocessors"
+        if t.cluster > 1 and (device.sm_count < t.cluster or t.cta_m >= p.N * p.P * p.Q):
+            return f"there is one block, not a cluster of {t.cluster}"
+        if t.cluster > 1 and 2 * t.cta_n < t.cta_m:
+            return f"{t.cta_n} filters are not worth sharing by tiles of {t.cta_m} pixels"
         if _smem_bytes(t, p) > _MAX_SMEM:
             return f"{_smem_bytes(t, p)} bytes of shared memory are more than {_MAX_SMEM}"
         if tiles * t.split_k >= 2**30:
@@ -121,12 +127,13 @@ class IgemmWgmma(Family):
             "lane_filters": lane_filters(t.cta_n, p),
             "consumer_registers": _REGISTERS[t.consumers],
         }
+        cluster = f" __cluster_dims__({t.cluster}, 1, 1)" if t.cluster > 1 else ""
         text = f"""#include "igemm_wgmma.cuh"
 {wgmma_text(p.dtype, [t.cta_n])}
 {constants("Config", dict(config.knobs))}
 {constants("Problem", tensor_cores.members(p) | derived)}
 using Kernel = IgemmWgmma<Config, Problem>;
-extern "C" __global__ void __launch_bounds__(Kernel::threads, 1)
+extern "C" __global__ void __launch_bounds__(Kernel::threads, 1){cluster}
 igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_constant__ ptx::TensorMap filter,
             Kernel::Output* output, void* workspace{epilogue.parameters(p)}) {{
   extern __shared__ __align__(1024) char shared[];
@@ -141,7 +148,7 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
         counters = -(-tiles * (1 if t.pingpong else t.consumers) * 4 // 256) * 256
         partial = tiles * t.split_k * t.cta_m * t.cta_n * 4
         return Launch(
-            grid=min(device.sm_count, tiles * t.split_k),
+            grid=min(device.sm_count // t.cluster * t.cluster, tiles * t.split_k),
             block=t.consumers * 128 + 128,
             smem_bytes=_smem_bytes(t, problem),
             workspace_bytes=counters + partial if t.split_k > 1 else 0,
@@ -159,11 +166,11 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
         for 64 rows), and its copies at the second-level cache's rate; stores are hidden only by ping-pong."""
         t = _Tile(*(value for _, value in config.knobs))
         items = _tiles(t, problem) * t.split_k
+        blocks = min(device.sm_count // t.cluster * t.cluster, items)
         product = t.cta_m / 64 * t.chunk_bytes / 32 * max(t.cta_n / 2, 16 + t.cta_n / 4)
-        rate = min(_COPY_BYTES, _L2_BYTES * device.sm_count / min(device.sm_count, items))
-        rows = t.cta_m + t.cta_n
-        copies = rows * max(t.chunk_bytes / rate, _ROW_CLOCKS if t.chunk_bytes < 128 else 0)
-        per_slice = max(product, copies, _LATENCY_CLOCKS / (t.stages - 0.5)) + 10
+        read = (t.cta_m + t.cta_n / t.cluster) * t.chunk_bytes * blocks / device.sm_count / _L2_BYTES
+        copies = (t.cta_m + t.cta_n) * max(t.chunk_bytes / _COPY_BYTES, _ROW_CLOCKS if t.chunk_bytes < 128 else 0)
+        per_slice = max(product, read, copies, _LATENCY_CLOCKS / (t.stages - 0.5)) + 10
         outputs = t.cta_m * t.cta_n * problem.out_dtype.bytes
         # a thread stores its adjacent filters at once, or one by one; collected pixels take as long as 12 bytes would
         width = problem.out_dtype.bytes * (lane_filters(t.cta_n, problem) if is_permuted(problem) else 1)
@@ -172,8 +179,7 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
         # reading what belongs to the filters
         store += 500 if problem.epilogue.bias or problem.epilogue.scale == "channel" else 0
         work = _slices(t, problem) // t.split_k * per_slice
-        rounds = items / min(device.sm_count, items)
-        rounds = -(-items // device.sm_count) * 0.7 + rounds * 0.3
+        rounds = -(-items // blocks) * 0.7 + items / blocks * 0.3
         per_item = max(work, (work + store) / 2) + 0.2 * store if t.pingpong else work + store
         clocks = rounds * per_item + 1500 + (store if t.pingpong else 0)
         compute, memory = clocks / _CLOCK_HZ, problem.min_bytes / device.bytes_per_s
@@ -185,7 +191,7 @@ def _slices(t: _Tile, p: ConvProblem) -> int:
 
 
 def _tiles(t: _Tile, p: ConvProblem) -> int:
-    return -(-p.N * p.P * p.Q // t.cta_m) * -(-p.K // t.cta_n)
+    return -(-p.N * p.P * p.Q // (t.cluster * t.cta_m)) * t.cluster * -(-p.K // t.cta_n)
 
 
 def _collects(t: _Tile, p: ConvProblem) -> bool:
