@@ -165,15 +165,18 @@ struct HaloWgmma {
   }
   static constexpr Program program = make_program();
 
-  template <bool begins, int index = 0>
+  // Halves the steps that are left: compilers nest templates only so deep.
+  template <bool begins, int from = 0, int end = program.size>
   __device__ static __forceinline__ void issue(Accumulator (&acc)[accumulators], u64 a, u64 b) {
-    if constexpr (index < program.size) {
-      constexpr Step s = program.step[index];
+    if constexpr (end - from > 1) {
+      issue<begins, from, (from + end) / 2>(acc, a, b);
+      issue<begins, (from + end) / 2, end>(acc, a, b);
+    } else {
+      constexpr Step s = program.step[from];
       constexpr int n = count(s.row) * columns_f * cta_n, tap = (s.row - first(s.row) * stride_s) / dilation_s;
       constexpr int from_a = s.chunk * plane_bytes + s.row * line_bytes + offset_of(s.f) + s.k * 32;
       constexpr int from_b = place(s.chunk, s.f, tap) * tap_bytes + s.k * 32;
       ptx::Wgmma<Element, n>::template run<!(begins && s.fresh)>(&acc[base(s.row)], a + from_a / 16, b + from_b / 16);
-      issue<begins, index + 1>(acc, a, b);
     }
   }
 
@@ -206,21 +209,19 @@ struct HaloWgmma {
     __device__ explicit Tile(int index) : f(index % tiles_f * tile_f), s(index / tiles_f % tiles_s * tile_s), n(index / (tiles_f * tiles_s)) {}
   };
 
-  // A part's weights, of which a barrier expects weight_bytes.
-  __device__ static __forceinline__ void load_weights(const ptx::TensorMap* map, u32 weights, u32 barrier, int n0, int part) {
+  // Every `step`-th tap of a part's weights from the first on; for all of them a barrier expects weight_bytes.
+  __device__ static __forceinline__ void load_weights(const ptx::TensorMap* map, u32 weights, u32 barrier, int n0, int part, int first,
+                                                      int step) {
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks_of_part; ++chunk)
-#pragma unroll 1
-      for (int s = 0; s < taps_s; ++s)
-#pragma unroll 1
-        for (int f = 0; f < taps_f; ++f) {
-          const u32 target = weights + place(chunk, f, s) * tap_bytes;
-          const int tap = across ? s * taps_f + f : f * taps_s + s, c = (part * chunks_of_part + chunk) * chunk_elements;
-          if constexpr (Problem::permuted)
-            ptx::copy_box(target, map, barrier, c, 0, n0 / lane_filters, 0, tap);
-          else
-            ptx::copy_box(target, map, barrier, c, n0, tap);
-        }
+    for (int i = first; i < chunks_of_part * taps_f * taps_s; i += step) {
+      const int chunk = i / (taps_f * taps_s), tap = i % (taps_f * taps_s), c = (part * chunks_of_part + chunk) * chunk_elements;
+      const int f = across ? tap % taps_f : tap / taps_s, s = across ? tap / taps_f : tap % taps_s;
+      const u32 target = weights + place(chunk, f, s) * tap_bytes;
+      if constexpr (Problem::permuted)
+        ptx::copy_box(target, map, barrier, c, 0, n0 / lane_filters, 0, tap);
+      else
+        ptx::copy_box(target, map, barrier, c, n0, tap);
+    }
   }
 
   // A part of a tile, of which a barrier expects chunks_of_part * box_bytes.
@@ -300,23 +301,18 @@ struct HaloWgmma {
       const u32 target = ring + stage * stage_bytes, barrier = full + i % full_barriers * 8;
       ptx::barrier_expect(barrier, chunks_of_part * box_bytes + (streamed ? weight_bytes : 0));
       load_tile(activation, target, barrier, Tile(begin + i / parts * stride), part);
-      if constexpr (streamed) load_weights(filter, target + part_bytes, barrier, n0, part);
+      if constexpr (streamed) load_weights(filter, target + part_bytes, barrier, n0, part, 0, 1);
     };
 
-    // what is needed first is asked for before anyone waits: tiles by the producer, resident weights by a consumer
+    // the first tile, which takes longest, is asked for before anyone waits
     if (threadIdx.x == consumers * 128) {
       for (int i = 0; i < full_barriers; ++i) ptx::barrier_init(full + i * 8, 1);
       for (int i = 0; i < stages; ++i) ptx::barrier_init(empty + i * 8, 4);
       for (int i = 0; i < consumers; ++i) ptx::barrier_init(turn + i * 8, 4);
-      ptx::barrier_init_fence();
-#pragma unroll 1
-      for (int i = 0; i < stages && i < count * parts; ++i) load_part(i);
-    }
-    if (!streamed && threadIdx.x == 0) {
       ptx::barrier_init(loaded, 1);
       ptx::barrier_init_fence();
-      ptx::barrier_expect(loaded, weight_bytes);
-      load_weights(filter, weights, loaded, n0, 0);
+      load_part(0);
+      if (!streamed) ptx::barrier_expect(loaded, weight_bytes);
     }
     __syncthreads();
 
@@ -324,11 +320,14 @@ struct HaloWgmma {
       if constexpr (Config::reassign) ptx::release_registers<24>();
       if (warp > consumers * 4 || lane != 0) return;
 #pragma unroll 1
-      for (int i = stages; i < count * parts; ++i) {
-        ptx::barrier_wait(empty + i % stages * 8, (i / stages - 1) & 1);
+      for (int i = 1; i < count * parts; ++i) {
+        if (i >= stages) ptx::barrier_wait(empty + i % stages * 8, (i / stages - 1) & 1);
         load_part(i);
       }
     } else {
+      // each copy takes some time to be asked for: the consumers, who have nothing to do yet, share them
+      if (!streamed && lane == 0) load_weights(filter, weights, loaded, n0, 0, warp, consumers * 4);
+      __syncwarp();
       if constexpr (Config::reassign) ptx::claim_registers<Problem::consumer_registers>();
       const int group = warp / 4;
       Filters filters;

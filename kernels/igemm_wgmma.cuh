@@ -226,13 +226,15 @@ struct IgemmWgmma {
     // a tile's pixels begin at a multiple of eight elements: where a pixel's first whole word lies depends on p alone
     constexpr int each = sizeof(Output) < 4 ? 4 / int(sizeof(Output)) : 1;
     const int columns = Problem::K - n0 < cta_n ? Problem::K - n0 : cta_n;
-#pragma unroll 1
+#pragma unroll 2
     for (int p = 0; p < pixels; ++p) {
       const Output* const from = reinterpret_cast<const Output*>(rows + p * pixel_bytes);
       Output* const to = output + (m + p) * Problem::K + n0;
       const int head = (each - p * Problem::K % each) % each, words = (columns - head) / each;
-#pragma unroll 4
-      for (int i = lane; i < words; i += 32) {
+#pragma unroll
+      for (int round = 0; round < ceil_div(cta_n, 32 * each); ++round) {
+        const int i = round * 32 + lane;
+        if (i >= words) continue;
         Vector<each * int(sizeof(Output))> v;
         Output y[each];
 #pragma unroll
@@ -240,10 +242,9 @@ struct IgemmWgmma {
         memcpy(&v, y, sizeof y);
         ptx::store_streaming(to + head + i * each, v);
       }
-      // what lies before the first and after the last whole word
-      const int tail = head + words * each + lane;
-      if (lane < head && lane < columns) to[lane] = from[lane];
-      if (lane < each && tail < columns) to[tail] = from[tail];
+      // what lies before the first whole word, by the lower lanes, and after the last one, by the upper lanes
+      const int rest = lane < 16 ? lane : head + words * each + lane - 16;
+      if (rest < (lane < 16 && head < columns ? head : columns)) to[rest] = from[rest];
     }
     __syncwarp();
   }

@@ -39,7 +39,7 @@ FAULTS = (
     Fault("one_element_is_wrong", Status.CORRECTNESS, "1 of ", first="one = COUNT / 2;"),
     Fault("writes_behind_the_output", Status.CORRECTNESS, "wrote after the output", first="output[COUNT + 3] = 1;"),
     Fault("writes_before_the_output", Status.CORRECTNESS, "wrote before the output", first="output[-2] = 1;"),
-    Fault("writes_into_the_input", Status.CORRECTNESS, "wrote into the activation", first="input[5] = 1;"),
+    Fault("writes_into_the_input", Status.CORRECTNESS, "wrote into the activation", first="input[5] = input[5] + 1;"),
     Fault("reads_address_0", Status.RUNTIME, first="output[0] = *(volatile Output *)0;"),
     Fault("never_ends", Status.TIMEOUT, "no answer within", first="for (;;) *(volatile Output *)output = 0;"),
     Fault("does_not_compile", Status.COMPILE, "this is wrong", top="#error this is wrong"),

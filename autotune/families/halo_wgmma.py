@@ -176,12 +176,16 @@ class HaloWgmma(Family):
         smem = _smem_bytes(t, g)
         if smem > _MAX_SMEM:
             return f"{smem} bytes of shared memory are more than {_MAX_SMEM}"
-        per_thread = _consumer_registers(t) if t.reassign else min(255, 65536 // ((t.consumers + 1) * 128) // 8 * 8)
+        launched = min(255, 65536 // ((t.consumers + 1) * 128) // 8 * 8)
+        per_thread = _consumer_registers(t) if t.reassign else launched
         # a thread keeps what belongs to its quarter of the filters
         kept = (p.epilogue.bias + (p.epilogue.scale == "channel")) * t.cta_n // 4
         needed = g.accumulators // 2 + kept + 40
         if needed > per_thread:
             return f"about {needed} registers a thread are more than {per_thread}"
+        # one product's registers must be there from the beginning
+        if max(g.columns) // 2 + 16 > launched:
+            return f"a product of {max(g.columns)} columns needs more than {launched} registers a thread"
         return None
 
     def source(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> Source:

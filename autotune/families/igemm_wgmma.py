@@ -18,6 +18,7 @@ _CLOCK_HZ = 1.75e9
 # fitted on H200, 2026-11-30
 _L2_BYTES = 70.0  # a clock from the second-level cache, for each of all multiprocessors
 _COPY_BYTES = 110.0  # a clock into one multiprocessor, where the others leave it room
+_CLUSTER_SLOWER = 1.4  # blocks that wait for each other; the traffic that they save is not what bounds them
 _ROW_CLOCKS = 2.0  # of a copied row of at most 64 bytes
 _LATENCY_CLOCKS = 1900.0  # of a copy, shared by the stages in flight
 _REGISTERS = {1: 240, 2: 240, 3: 160}  # of a consumer's thread, by the number of consumers
@@ -182,6 +183,7 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
         rounds = -(-items // blocks) * 0.7 + items / blocks * 0.3
         per_item = max(work, (work + store) / 2) + 0.2 * store if t.pingpong else work + store
         clocks = rounds * per_item + 1500 + (store if t.pingpong else 0)
+        clocks *= 1.0 if t.cluster == 1 else _CLUSTER_SLOWER
         compute, memory = clocks / _CLOCK_HZ, problem.min_bytes / device.bytes_per_s
         return 1.5 + 1e6 * (max(compute, memory) + 0.2 * min(compute, memory)) + 1.0 * (t.split_k > 1)
 
