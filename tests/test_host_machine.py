@@ -277,6 +277,11 @@ def test_products_are_there_after_their_wait(machine: HostMachine) -> None:
     assert found == [16] * THREADS
 
 
+def test_a_variable_that_nobody_sets_is_not_zero(machine: HostMachine) -> None:
+    found = words(run(machine, "u32 a[4]; if (thread > 1000) a[1] = input[thread]; result = a[lane & 3];"))
+    assert 0 not in found
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -342,6 +347,8 @@ def test_instructions_that_an_older_device_lacks_are_refused(machine: HostMachin
         (exchange(acquire=""), "with no __threadfence after the atomic"),
         (exchange(read="result = workspace[64 + (1 - blockIdx.x) * 64];"), "perhaps from a stale first-level cache"),
         (exchange(read="result = workspace[5];"), "word 5 of workspace, which nobody wrote"),
+        ("if (thread == 0) workspace[5] = 1;", "writes word 5 of workspace .* did not make visible"),
+        ("workspace[blockIdx.x] = 1;", "a barrier is missing: writes word [01] of workspace"),
     ],
 )
 def test_defects_between_blocks_are_found(machine: HostMachine, body: str, reason: str) -> None:

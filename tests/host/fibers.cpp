@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <sstream>
@@ -29,6 +30,8 @@ int current, current_block;
 namespace {
 
 constexpr size_t stack_bytes = 128 << 10, page_bytes = 4096;
+// of a stack that hold NaNs at first, not the zeros of new memory: a variable that nobody sets then shows
+constexpr size_t spoilt_bytes = 16 << 10;
 constexpr int lanes = 32;
 
 struct Fiber {
@@ -263,6 +266,7 @@ void allocate_fibers(size_t count) {
   for (size_t i = 0; i < count; ++i) {
     mprotect(memory + i * pitch, page_bytes, PROT_NONE);
     fibers[i].stack = memory + i * pitch + page_bytes;
+    memset(fibers[i].stack + stack_bytes - spoilt_bytes, 0xff, spoilt_bytes);
   }
 }
 

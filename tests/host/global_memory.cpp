@@ -62,28 +62,35 @@ size_t end_word(const Region& region, const void* at, int bytes) {
   return (size_t(static_cast<const char*>(at) - region.begin) + size_t(bytes) + word_bytes - 1) / word_bytes;
 }
 
+std::string word_of(const Region& region, size_t i) { return "word " + std::to_string(i) + " of " + region.name; }
+
+// A fault unless this thread's act on a word comes after the write of it.
+void follows(const char* act, const Written& word, const std::string& where, Site site) {
+  const bool of_cluster = (word.block - 1) / launch.cluster == blockIdx.x / launch.cluster;
+  if (of_cluster && !happened_before(word.stamp, current))
+    fault("a barrier is missing: %s %s, which %s writes, at %s", act, where.c_str(), thread_name(actor_of(word.stamp)).c_str(),
+          place(site).c_str());
+  if (word.block == running_block()) return;
+  const auto& of_writer = published[word.block - 1];
+  if (of_writer.empty() || of_writer[size_t(actor_of(word.stamp))] <= word.fences)
+    fault("%s %s at %s, which block %u did not make visible by __threadfence", act, where.c_str(), place(site).c_str(),
+          word.block - 1);
+  const uint64_t atomic = last_atomic[size_t(current_block)];
+  if (!atomic || last_fence[size_t(current)] < atomic)
+    fault("%s %s of block %u at %s with no __threadfence after the atomic that tells of it", act, where.c_str(),
+          word.block - 1, place(site).c_str());
+}
+
 void read(const void* at, int bytes, int alignment, bool through_l2, Site site) {
   const Region& region = region_at(at, bytes, alignment, "reads", site);
   if (region.use == Use::output) fault("reads the output at %s", place(site).c_str());
   if (region.use != Use::workspace) return;
   for (size_t i = first_word(region, at); i < end_word(region, at, bytes); ++i) {
     const Written& word = region.words[i];
-    const std::string where = "word " + std::to_string(i) + " of " + region.name;
+    const std::string where = word_of(region, i);
     if (!word.block) fault("reads %s, which nobody wrote in this launch, at %s", where.c_str(), place(site).c_str());
-    const bool of_cluster = (word.block - 1) / launch.cluster == blockIdx.x / launch.cluster;
-    if (of_cluster && !happened_before(word.stamp, current))
-      fault("a barrier is missing: reads %s, which %s writes, at %s", where.c_str(), thread_name(actor_of(word.stamp)).c_str(),
-            place(site).c_str());
-    if (word.block == running_block()) continue;
-    const auto& of_writer = published[word.block - 1];
-    if (of_writer.empty() || of_writer[size_t(actor_of(word.stamp))] <= word.fences)
-      fault("reads %s at %s, which block %u did not make visible by __threadfence", where.c_str(), place(site).c_str(),
-            word.block - 1);
-    const uint64_t atomic = last_atomic[size_t(current_block)];
-    if (!atomic || last_fence[size_t(current)] < atomic)
-      fault("reads %s of block %u at %s with no __threadfence after the atomic that tells of it", where.c_str(),
-            word.block - 1, place(site).c_str());
-    if (!through_l2)
+    follows("reads", word, where, site);
+    if (word.block != running_block() && !through_l2)
       fault("reads %s of block %u at %s, perhaps from a stale first-level cache", where.c_str(), word.block - 1,
             place(site).c_str());
   }
@@ -133,7 +140,10 @@ void global_write(const void* at, int bytes, int alignment, Site site) {
     return;
   }
   const Written word{running_block(), fences[size_t(current)], stamp_of(current)};
-  for (size_t i = first_word(region, at); i < end_word(region, at, bytes); ++i) region.words[i] = word;
+  for (size_t i = first_word(region, at); i < end_word(region, at, bytes); ++i) {
+    if (region.words[i].block) follows("writes", region.words[i], word_of(region, i), site);
+    region.words[i] = word;
+  }
 }
 
 void global_atomic(const void* at, int bytes, Site site) {
