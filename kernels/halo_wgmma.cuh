@@ -86,7 +86,11 @@ struct HaloWgmma {
   static constexpr int full_barriers = stages * turn_parts / gcd(stages, turn_parts);
   static constexpr int threads = consumers * 128 + (Config::reassign ? 128 : 32);
   static constexpr int ring_offset = streamed ? 0 : padded_weight_bytes;
-  static constexpr int barrier_offset = ring_offset + stages * stage_bytes;
+  // Eight finished pixels of each consumer's warp, where they begin anywhere: rows of an odd number of 16 bytes.
+  static constexpr bool collected = !Problem::permuted && cta_n >= 64;
+  static constexpr int finished_bytes = (ceil_div(cta_n * int(sizeof(Output)), 16) | 1) * 16;
+  static constexpr int collected_offset = ring_offset + stages * stage_bytes;
+  static constexpr int barrier_offset = collected_offset + (collected ? consumers * 4 * 8 * finished_bytes : 0);
   static constexpr int smem_bytes = barrier_offset + 8 * (full_barriers + stages + 1 + consumers);
 
   // Filters of a thread: `lane_filters` adjacent ones of each block of 4 * lane_filters.
@@ -209,11 +213,10 @@ struct HaloWgmma {
     __device__ explicit Tile(int index) : f(index % tiles_f * tile_f), s(index / tiles_f % tiles_s * tile_s), n(index / (tiles_f * tiles_s)) {}
   };
 
-  // Every `step`-th tap of a part's weights from the first on; for all of them a barrier expects weight_bytes.
-  __device__ static __forceinline__ void load_weights(const ptx::TensorMap* map, u32 weights, u32 barrier, int n0, int part, int first,
-                                                      int step) {
+  // A part's weights, of which a barrier expects weight_bytes.
+  __device__ static __forceinline__ void load_weights(const ptx::TensorMap* map, u32 weights, u32 barrier, int n0, int part) {
 #pragma unroll 1
-    for (int i = first; i < chunks_of_part * taps_f * taps_s; i += step) {
+    for (int i = 0; i < chunks_of_part * taps_f * taps_s; ++i) {
       const int chunk = i / (taps_f * taps_s), tap = i % (taps_f * taps_s), c = (part * chunks_of_part + chunk) * chunk_elements;
       const int f = across ? tap % taps_f : tap / taps_s, s = across ? tap / taps_f : tap % taps_s;
       const u32 target = weights + place(chunk, f, s) * tap_bytes;
@@ -237,13 +240,14 @@ struct HaloWgmma {
     }
   }
 
+  // rows: of this warp in shared memory, where its pixels are collected.
   __device__ static __forceinline__ void store(const Accumulator (&acc)[accumulators], const Epilogue<Problem>& epilogue,
-                                               const Filters& filters, Output* output, Tile tile, int n0) {
+                                               const Filters& filters, Output* output, char* rows, Tile tile, int n0) {
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4, quad = lane % 4;
     const int f = tile.f + lane / 4;
     constexpr int bytes = lane_filters * int(sizeof(Output)), vector = vector_bytes(bytes);
     constexpr s64 pixel_f = across ? 1 : Problem::Q, pixel_s = across ? Problem::Q : 1;
-    const s64 image = s64(tile.n) * Problem::P * Problem::Q * Problem::K + n0 + quad * lane_filters;
+    const s64 first = s64(tile.n) * Problem::P * Problem::Q * Problem::K + n0, image = first + quad * lane_filters;
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -251,7 +255,7 @@ struct HaloWgmma {
         const int s = tile.s + (warp * 2 + half) * stack + o;
         const bool inside = f < fast && s < slow && lane / 4 < tile_f;
         // the others still hand their part to them
-        if (!Config::stack_fast && !inside) continue;
+        if (!Config::stack_fast && !collected && !inside) continue;
         const s64 at = image + (f * pixel_f + s * pixel_s) * Problem::K;
         Output* const pixel = output + at;
 #pragma unroll
@@ -265,11 +269,13 @@ struct HaloWgmma {
             for (int tap = 1; tap < columns_f; ++tap)
               sums[j] += __shfl_down_sync(0xffffffffu, sum<0>(acc, o, tap * cta_n / 2 + x), 4 * tap * dilation_f);
           }
-          if (Config::stack_fast && !inside) continue;
+          if ((Config::stack_fast || collected) && !inside) continue;
           Output y[lane_filters];
           epilogue.template finish<Problem::permuted>(y, sums, filters[n / block_filters], at + n,
                                                       Problem::K - n0 - n - quad * lane_filters);
-          if constexpr (Problem::permuted) {
+          if constexpr (collected) {
+            leave(rows + lane / 4 * finished_bytes + (n + quad * lane_filters) * int(sizeof(Output)), y);
+          } else if constexpr (Problem::permuted) {
             if (Problem::K % cta_n && n0 + n + quad * lane_filters >= Problem::K) continue;
 #pragma unroll
             for (int i = 0; i < bytes / vector; ++i) {
@@ -282,6 +288,16 @@ struct HaloWgmma {
             for (int j = 0; j < lane_filters; ++j)
               if (n0 + n + quad * lane_filters + j < Problem::K) pixel[n + j] = y[j];
           }
+        }
+        if constexpr (collected) {
+          __syncwarp();
+          const int pixels = s < slow ? (fast - tile.f < tile_f ? fast - tile.f : tile_f) : 0;
+          const int columns = Problem::K - n0 < cta_n ? Problem::K - n0 : cta_n;
+#pragma unroll 2
+          for (int p = 0; p < pixels; ++p)
+            write_pixel<cta_n>(reinterpret_cast<const Output*>(rows + p * finished_bytes), output,
+                               first + ((tile.f + p) * pixel_f + s * pixel_s) * Problem::K, columns);
+          __syncwarp();
         }
       }
   }
@@ -301,7 +317,7 @@ struct HaloWgmma {
       const u32 target = ring + stage * stage_bytes, barrier = full + i % full_barriers * 8;
       ptx::barrier_expect(barrier, chunks_of_part * box_bytes + (streamed ? weight_bytes : 0));
       load_tile(activation, target, barrier, Tile(begin + i / parts * stride), part);
-      if constexpr (streamed) load_weights(filter, target + part_bytes, barrier, n0, part, 0, 1);
+      if constexpr (streamed) load_weights(filter, target + part_bytes, barrier, n0, part);
     };
 
     // the first tile, which takes longest, is asked for before anyone waits
@@ -312,22 +328,23 @@ struct HaloWgmma {
       ptx::barrier_init(loaded, 1);
       ptx::barrier_init_fence();
       load_part(0);
-      if (!streamed) ptx::barrier_expect(loaded, weight_bytes);
     }
     __syncthreads();
 
     if (warp >= consumers * 4) {
       if constexpr (Config::reassign) ptx::release_registers<24>();
       if (warp > consumers * 4 || lane != 0) return;
+      // then the weights: more tiles at once would only make all blocks wait longer for their first one
+      if constexpr (!streamed) {
+        ptx::barrier_expect(loaded, weight_bytes);
+        load_weights(filter, weights, loaded, n0, 0);
+      }
 #pragma unroll 1
       for (int i = 1; i < count * parts; ++i) {
         if (i >= stages) ptx::barrier_wait(empty + i % stages * 8, (i / stages - 1) & 1);
         load_part(i);
       }
     } else {
-      // each copy takes some time to be asked for: the consumers, who have nothing to do yet, share them
-      if (!streamed && lane == 0) load_weights(filter, weights, loaded, n0, 0, warp, consumers * 4);
-      __syncwarp();
       if constexpr (Config::reassign) ptx::claim_registers<Problem::consumer_registers>();
       const int group = warp / 4;
       Filters filters;
@@ -360,7 +377,7 @@ struct HaloWgmma {
 #pragma unroll
         for (int j = 0; j < accumulators; ++j) ptx::pin(acc[j]);
         release(part);
-        store(acc, epilogue, filters, output, Tile(begin + i * stride), n0);
+        store(acc, epilogue, filters, output, shared + collected_offset + warp * 8 * finished_bytes, Tile(begin + i * stride), n0);
       }
     }
   }

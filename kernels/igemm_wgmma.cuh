@@ -217,35 +217,13 @@ struct IgemmWgmma {
       Output y[lane_filters];
       epilogue.template finish<false>(y, sums, epilogue.template filters<lane_filters>(n, Problem::K), (m + pixel) * Problem::K + n,
                                       pixel < pixels ? Problem::K - n : 0);
-      // never byte by byte: ptxas 13.0 stores the byte of an f16 that it has just converted as its truncated value
-      Vector<sizeof y> v;
-      memcpy(&v, y, sizeof y);
-      *reinterpret_cast<Vector<sizeof y>*>(rows + pixel * pixel_bytes + skipped * int(sizeof(Output))) = v;
+      leave(rows + pixel * pixel_bytes + skipped * int(sizeof(Output)), y);
     }
     __syncwarp();
-    // a tile's pixels begin at a multiple of eight elements: where a pixel's first whole word lies depends on p alone
-    constexpr int each = sizeof(Output) < 4 ? 4 / int(sizeof(Output)) : 1;
     const int columns = Problem::K - n0 < cta_n ? Problem::K - n0 : cta_n;
 #pragma unroll 2
-    for (int p = 0; p < pixels; ++p) {
-      const Output* const from = reinterpret_cast<const Output*>(rows + p * pixel_bytes);
-      Output* const to = output + (m + p) * Problem::K + n0;
-      const int head = (each - p * Problem::K % each) % each, words = (columns - head) / each;
-#pragma unroll
-      for (int round = 0; round < ceil_div(cta_n, 32 * each); ++round) {
-        const int i = round * 32 + lane;
-        if (i >= words) continue;
-        Vector<each * int(sizeof(Output))> v;
-        Output y[each];
-#pragma unroll
-        for (int j = 0; j < each; ++j) y[j] = from[head + i * each + j];
-        memcpy(&v, y, sizeof y);
-        ptx::store_streaming(to + head + i * each, v);
-      }
-      // what lies before the first whole word, by the lower lanes, and after the last one, by the upper lanes
-      const int rest = lane < 16 ? lane : head + words * each + lane - 16;
-      if (rest < (lane < 16 && head < columns ? head : columns)) to[rest] = from[rest];
-    }
+    for (int p = 0; p < pixels; ++p)
+      write_pixel<cta_n>(reinterpret_cast<const Output*>(rows + p * pixel_bytes), output, (m + p) * Problem::K + n0, columns);
     __syncwarp();
   }
 

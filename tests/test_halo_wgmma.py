@@ -178,6 +178,14 @@ def test_maps_of_stride_2_and_of_odd_numbers_of_filters_by_hand() -> None:
     )
 
 
+def test_a_products_registers_must_be_there_before_any_are_reassigned() -> None:
+    wide = ConvProblem(N=2, C=32, H=30, W=33, K=208, R=1, S=1)
+    c = config(stack=1, cta_n=208, chunk_bytes=64, consumers=3, stages=3)
+    said = "a product of 208 columns needs more than 128 registers a thread"
+    assert FAMILY.legal(c, wide, H200) == said
+    assert FAMILY.legal(Config.of(FAMILY.name, dict(c.knobs) | {"consumers": 2}), wide, H200) is None
+
+
 def test_taps_stacked_along_both_axes_by_hand() -> None:
     c = config(stack=2, stages=6, stack_fast=1)
     activation = FAMILY.launch(c, HEADLINE, H200).arguments[0]

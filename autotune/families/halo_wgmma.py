@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from autotune.device import DeviceSpec
 from autotune.families import epilogue, tensor_cores
 from autotune.families.family import Family, Knob, Launch, Source, TensorMap, constants
-from autotune.families.wgmma import filter_map, is_legal_n, is_permuted, lane_filters, wgmma_text
+from autotune.families.wgmma import collected_bytes, filter_map, is_legal_n, is_permuted, lane_filters, wgmma_text
 from autotune.problem import ConvProblem
 from autotune.trial import Config
 
@@ -173,7 +173,7 @@ class HaloWgmma(Family):
             return f"{_full_barriers(t, g)} barriers are too many"
         if t.grouped and len(set(g.columns)) == 1:
             return "grouped changes nothing with products of one shape"
-        smem = _smem_bytes(t, g)
+        smem = _smem_bytes(t, g, p)
         if smem > _MAX_SMEM:
             return f"{smem} bytes of shared memory are more than {_MAX_SMEM}"
         launched = min(255, 65536 // ((t.consumers + 1) * 128) // 8 * 8)
@@ -184,7 +184,7 @@ class HaloWgmma(Family):
         if needed > per_thread:
             return f"about {needed} registers a thread are more than {per_thread}"
         # one product's registers must be there from the beginning
-        if max(g.columns) // 2 + 16 > launched:
+        if max(g.columns) // 2 + 28 > launched:
             return f"a product of {max(g.columns)} columns needs more than {launched} registers a thread"
         return None
 
@@ -218,7 +218,7 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
         return Launch(
             grid=g.blocks_n * min(device.sm_count // g.blocks_n, g.tiles),
             block=t.consumers * 128 + (128 if t.reassign else 32),
-            smem_bytes=_smem_bytes(t, g),
+            smem_bytes=_smem_bytes(t, g, problem),
             arguments=(
                 _activation_map(t, g, problem),
                 filter_map(problem, t.cta_n, t.chunk_bytes),
@@ -239,7 +239,7 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
             clocks = max(clocks, (g.chunks * g.plane_bytes + g.weight_bytes) / _L2_BYTES)
         rows = (1 if g.paired else g.fast.stride) * g.pitch * g.halo_slow
         clocks = max(clocks, g.chunks * rows * _ROW_CLOCKS)
-        if not is_permuted(problem):
+        if not is_permuted(problem) and not collected_bytes(t.consumers, t.cta_n, problem):
             clocks = max(clocks, 64 * t.stack * min(t.cta_n, problem.K) * _ELEMENT_CLOCKS)
         # a consumer does not multiply while it stores, and two stages hide little of a copy
         outputs = 64 * t.stack * t.cta_n
@@ -308,11 +308,11 @@ def _full_barriers(t: _Tile, g: _Geometry) -> int:
     return math.lcm(t.stages, t.consumers * (g.chunks if t.streamed else 1))
 
 
-def _smem_bytes(t: _Tile, g: _Geometry) -> int:
-    barriers = 8 * (_full_barriers(t, g) + t.stages + 1 + t.consumers)
+def _smem_bytes(t: _Tile, g: _Geometry, p: ConvProblem) -> int:
+    rest = 8 * (_full_barriers(t, g) + t.stages + 1 + t.consumers) + collected_bytes(t.consumers, t.cta_n, p)
     if t.streamed:
-        return t.stages * (g.plane_bytes + -(-g.weight_bytes // g.chunks // 1024) * 1024) + barriers
-    return -(-g.weight_bytes // 1024) * 1024 + t.stages * g.chunks * g.plane_bytes + barriers
+        return t.stages * (g.plane_bytes + -(-g.weight_bytes // g.chunks // 1024) * 1024) + rest
+    return -(-g.weight_bytes // 1024) * 1024 + t.stages * g.chunks * g.plane_bytes + rest
 
 
 def _consumer_registers(t: _Tile) -> int:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from autotune.device import DeviceSpec
 from autotune.families import epilogue, tensor_cores
 from autotune.families.family import Family, Knob, Launch, Source, TensorMap, constants
-from autotune.families.wgmma import filter_map, is_legal_n, is_permuted, lane_filters, wgmma_text
+from autotune.families.wgmma import collected_bytes, filter_map, is_legal_n, is_permuted, lane_filters, wgmma_text
 from autotune.problem import ConvProblem
 from autotune.trial import Config
 
@@ -175,7 +175,7 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
         outputs = t.cta_m * t.cta_n * problem.out_dtype.bytes
         # a thread stores its adjacent filters at once, or one by one; collected pixels take as long as 12 bytes would
         width = problem.out_dtype.bytes * (lane_filters(t.cta_n, problem) if is_permuted(problem) else 1)
-        width = 12 if _collects(t, problem) else min(16, width)
+        width = 12 if collected_bytes(t.consumers, t.cta_n, problem) else min(16, width)
         store = outputs / (1.5 * width) + 300 + (outputs / 4 if t.split_k > 1 else 0)
         # reading what belongs to the filters
         store += 500 if problem.epilogue.bias or problem.epilogue.scale == "channel" else 0
@@ -196,18 +196,10 @@ def _tiles(t: _Tile, p: ConvProblem) -> int:
     return -(-p.N * p.P * p.Q // (t.cluster * t.cta_m)) * t.cluster * -(-p.K // t.cta_n)
 
 
-def _collects(t: _Tile, p: ConvProblem) -> bool:
-    """Whether pixels are collected in shared memory before they are stored."""
-    return not is_permuted(p) and t.cta_n >= 64
-
-
 def _smem_bytes(t: _Tile, p: ConvProblem) -> int:
     filters = -(-t.cta_n * t.chunk_bytes // 1024) * 1024
     ring = t.stages * (t.cta_m * t.chunk_bytes + filters)
-    # eight pixels of each warp, rows of an odd number of 16 bytes
-    pixel_bytes = (-(-t.cta_n * p.out_dtype.bytes // 16) | 1) * 16
-    collected = t.consumers * 4 * 8 * pixel_bytes if _collects(t, p) else 0
-    return ring + collected + 8 * (2 * t.stages + t.consumers)
+    return ring + collected_bytes(t.consumers, t.cta_n, p) + 8 * (2 * t.stages + t.consumers)
 
 
 def _corners(p: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:

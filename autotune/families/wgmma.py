@@ -34,6 +34,16 @@ def is_permuted(problem: ConvProblem) -> bool:
     return problem.K % 8 == 0
 
 
+def collected_bytes(consumers: int, cta_n: int, problem: ConvProblem) -> int:
+    """Shared memory in which warps collect eight pixels before they are stored, 0 where they do not.
+
+    They do so for many filters that are not permuted. Rows are of an odd number of 16 bytes: without bank conflicts.
+    """
+    if is_permuted(problem) or cta_n < 64:
+        return 0
+    return consumers * 4 * 8 * (-(-cta_n * problem.out_dtype.bytes // 16) | 1) * 16
+
+
 def lane_filters(cta_n: int, problem: ConvProblem) -> int:
     """Adjacent filters of a thread in each block of four times as many: as many as 16 bytes of input type hold."""
     p = problem

@@ -167,3 +167,34 @@ struct Epilogue {
     memcpy(y, &word, sizeof word);
   }
 };
+
+// Writes elements of one pixel, which lie in shared memory, to `at` elements into the output, by the 32 lanes of a warp: as whole
+// words wherever the pixel begins, and one by one before the first of them and after the last. capacity: the most elements.
+template <int capacity, class Output>
+__device__ __forceinline__ void write_pixel(const Output* from, Output* output, long long at, int elements) {
+  constexpr int each = sizeof(Output) < 4 ? 4 / int(sizeof(Output)) : 1;
+  const int lane = int(threadIdx.x) % 32, head = int(-at & (each - 1)), words = (elements - head) / each;
+  Output* const to = output + at;
+#pragma unroll
+  for (int round = 0; round < ceil_div(capacity, 32 * each); ++round) {
+    const int i = round * 32 + lane;
+    if (i >= words) continue;
+    Output y[each];
+#pragma unroll
+    for (int j = 0; j < each; ++j) y[j] = from[head + i * each + j];
+    Vector<each * int(sizeof(Output))> v;
+    memcpy(&v, y, sizeof y);
+    ptx::store_streaming(to + head + i * each, v);
+  }
+  const int rest = lane < 16 ? lane : head + words * each + lane - 16;
+  if (rest < (lane < 16 && head < elements ? head : elements)) to[rest] = from[rest];
+}
+
+// Leaves a thread's n elements in shared memory: never byte by byte, since ptxas 13.0 stores the byte of an f16 that it has just
+// converted as its truncated value.
+template <int n, class Output>
+__device__ __forceinline__ void leave(char* to, const Output (&y)[n]) {
+  Vector<n * int(sizeof(Output))> v;
+  memcpy(&v, y, sizeof v);
+  *reinterpret_cast<Vector<n * int(sizeof(Output))>*>(to) = v;
+}
