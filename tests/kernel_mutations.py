@@ -85,7 +85,7 @@ _LARGE = (
     ConvProblem(N=1, C=6, H=40, W=9, K=12, R=17, S=2, padding=(9, 1)),
     ConvProblem(N=3, C=96, H=18, W=17, K=264, R=1, S=1, dtype="s8"),
     ConvProblem(N=1, C=256, H=9, W=8, K=128, R=3, S=3, padding=1),
-    ConvProblem(N=1, C=32, H=21, W=11, K=69, R=1, S=1),
+    ConvProblem(N=1, C=32, H=21, W=11, K=69, R=1, S=1, dtype="s8", epilogue=Epilogue(out_dtype=DType.S8)),
     ConvProblem(N=1, C=64, H=19, W=22, K=8, R=3, S=3, padding=1, dilation=(1, 2)),
 )
 
