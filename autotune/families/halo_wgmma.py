@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from autotune.device import DeviceSpec
 from autotune.families import epilogue, tensor_cores
@@ -21,7 +22,8 @@ _ROW_CLOCKS = 2.3  # of a copied row of at most 64 bytes
 _FINISH_CLOCKS = 50.0  # from the last product of a tile to its stores
 _OUTPUT_CLOCKS = 0.1  # for each output more, and each of its taps where adjacent pixels add them up
 _ELEMENT_CLOCKS = 1.2  # of an output stored by itself
-_L2_BYTES = 70.0  # a clock and multiprocessor, from the second-level cache
+_STREAM_BYTES = 40.0  # a clock and multiprocessor, of tiles and streamed weights
+_STREAM_CLOCKS = 1900.0  # until a copy of both begins to arrive
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ class HaloWgmma(Family):
         filters = -(-p.K // 8) * 8
         if t.cta_n > filters or (t.cta_n < filters and t.cta_n not in (16, 32, 64, 128)):
             return f"cta_n={t.cta_n} does not divide {p.K} filters well"
-        fast, slow = _axes(t, p)
+        fast, slow = _axes(t.orient, p)
         if fast.stride == 2 and fast.size % 2:
             return f"stride 2 on the fast axis needs an even extent, not {fast.size}"
         if slow.dilation > 1 and t.stack > 1:
@@ -236,7 +238,8 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
         per_step = sum(max(n / 2, 16 + n / 4) for n in g.columns) * (1 if t.stack_fast else g.fast.taps)
         clocks = per_step * g.chunks * t.chunk_bytes / 32 + g.chunks * g.plane_bytes / 128
         if t.streamed:
-            clocks = max(clocks, (g.chunks * g.plane_bytes + g.weight_bytes) / _L2_BYTES)
+            copies = (g.plane_bytes + g.weight_bytes / g.chunks) / _STREAM_BYTES
+            clocks = max(clocks, g.chunks * max(copies, (copies + _STREAM_CLOCKS) / (t.stages - 0.5)))
         rows = (1 if g.paired else g.fast.stride) * g.pitch * g.halo_slow
         clocks = max(clocks, g.chunks * rows * _ROW_CLOCKS)
         if not is_permuted(problem) and not collected_bytes(t.consumers, t.cta_n, problem):
@@ -252,26 +255,31 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
         return 2.5 + 1e6 * (max(compute, memory) + 0.25 * min(compute, memory))
 
 
-def _axes(t: _Tile, p: ConvProblem) -> tuple[_Axis, _Axis]:
+def _axes(orient: int, p: ConvProblem) -> tuple[_Axis, _Axis]:
     """The fast and the slow axis."""
     h = _Axis(p.H, p.P, p.R, p.stride[0], p.padding[0], p.dilation[0])
     w = _Axis(p.W, p.Q, p.S, p.stride[1], p.padding[2], p.dilation[1])
-    return (h, w) if t.orient else (w, h)
+    return (h, w) if orient else (w, h)
 
 
 def _geometry(t: _Tile, p: ConvProblem) -> _Geometry:
-    fast, slow = _axes(t, p)
-    width = 8 - (fast.taps - 1) * fast.dilation * t.stack_fast
-    if t.stack_fast:
+    return _shape(t.orient, t.stack, t.cta_n, t.chunk_bytes, t.stack_fast, p)
+
+
+@lru_cache(maxsize=1024)
+def _shape(orient: int, stack: int, cta_n: int, chunk_bytes: int, stack_fast: int, p: ConvProblem) -> _Geometry:
+    fast, slow = _axes(orient, p)
+    width = 8 - (fast.taps - 1) * fast.dilation * stack_fast
+    if stack_fast:
         pitch = 8
     elif fast.stride == 1:
         pitch = 8 + (fast.taps - 1) * fast.dilation
     else:
         pitch = 8 + ((fast.taps - 1) * fast.dilation - fast.pad) // 2 - (-fast.pad) // 2
-    halo_slow = (8 * t.stack - 1) * slow.stride + (slow.taps - 1) * slow.dilation + 1
-    chunks = -(-p.C * p.dtype.bytes // t.chunk_bytes)
-    paired = fast.stride == 2 and not t.orient and p.C * p.dtype.bytes == t.chunk_bytes <= 64
-    plane_bytes = -(-fast.stride * pitch * halo_slow * t.chunk_bytes // 1024) * 1024
+    halo_slow = (8 * stack - 1) * slow.stride + (slow.taps - 1) * slow.dilation + 1
+    chunks = -(-p.C * p.dtype.bytes // chunk_bytes)
+    paired = fast.stride == 2 and not orient and p.C * p.dtype.bytes == chunk_bytes <= 64
+    plane_bytes = -(-fast.stride * pitch * halo_slow * chunk_bytes // 1024) * 1024
     return _Geometry(
         fast=fast,
         slow=slow,
@@ -281,11 +289,11 @@ def _geometry(t: _Tile, p: ConvProblem) -> _Geometry:
         halo_slow=halo_slow,
         chunks=chunks,
         plane_bytes=plane_bytes,
-        weight_bytes=chunks * p.R * p.S * t.cta_n * t.chunk_bytes,
-        tiles=-(-fast.out // max(width, 1)) * -(-slow.out // (8 * t.stack)) * p.N,
-        blocks_n=-(-p.K // t.cta_n),
-        windows=_windows(t.stack, slow),
-        columns_per_output=t.cta_n * (fast.taps if t.stack_fast else 1),
+        weight_bytes=chunks * p.R * p.S * cta_n * chunk_bytes,
+        tiles=-(-fast.out // max(width, 1)) * -(-slow.out // (8 * stack)) * p.N,
+        blocks_n=-(-p.K // cta_n),
+        windows=_windows(stack, slow),
+        columns_per_output=cta_n * (fast.taps if stack_fast else 1),
     )
 
 

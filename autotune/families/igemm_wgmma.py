@@ -16,7 +16,7 @@ from autotune.trial import Config
 _MAX_SMEM = 226 * 1024  # of 227 KiB, one is left for the alignment of what follows static shared memory
 _CLOCK_HZ = 1.75e9
 # fitted on H200, 2026-11-30
-_L2_BYTES = 70.0  # a clock from the second-level cache, for each of all multiprocessors
+_L2_BYTES = 64.0  # a clock from the second-level cache, for each of all multiprocessors
 _COPY_BYTES = 110.0  # a clock into one multiprocessor, where the others leave it room
 _CLUSTER_SLOWER = 1.4  # blocks that wait for each other; the traffic that they save is not what bounds them
 _ROW_CLOCKS = 2.0  # of a copied row of at most 64 bytes
