@@ -20,7 +20,8 @@ _CLOCK_HZ = 1.8e9
 # fitted on H200, 2026-11-30
 _ROW_CLOCKS = 2.3  # of a copied row of at most 64 bytes
 _FINISH_CLOCKS = 50.0  # from the last product of a tile to its stores
-_OUTPUT_CLOCKS = 0.1  # for each output more, and each of its taps where adjacent pixels add them up
+_OUTPUT_CLOCKS = 0.1  # for each output more
+_TAP_CLOCKS = 0.25  # and for each further tap where adjacent pixels add them up
 _ELEMENT_CLOCKS = 1.2  # of an output stored by itself
 _STREAM_BYTES = 40.0  # a clock and multiprocessor, of tiles and streamed weights
 _STREAM_CLOCKS = 1900.0  # until a copy of both begins to arrive
@@ -246,7 +247,7 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
             clocks = max(clocks, 64 * t.stack * min(t.cta_n, problem.K) * _ELEMENT_CLOCKS)
         # a consumer does not multiply while it stores, and two stages hide little of a copy
         outputs = 64 * t.stack * t.cta_n
-        finish = _FINISH_CLOCKS + _OUTPUT_CLOCKS * outputs * (g.fast.taps if t.stack_fast else 1)
+        finish = _FINISH_CLOCKS + outputs * (_OUTPUT_CLOCKS + _TAP_CLOCKS * (g.fast.taps - 1) * t.stack_fast)
         clocks = max(clocks, (clocks + finish) / t.consumers) * (1.0 + 0.1 / (t.stages - 1))
         clocks *= 1.0 + 0.02 * (t.turns == 0) + 0.01 * (t.grouped == 1) + 0.03 * t.orient
         share = device.sm_count // g.blocks_n
