@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_models import GPU_MODELS
 from replay import PROBLEM, SPEC, Grid, Replay, trial_of
 
 from autotune.backends import compiler_for, find
-from autotune.families import Knob
+from autotune.families import Knob, why_unsupported
 from autotune.families.direct_cpu import DirectCpu
 from autotune.problem import ConvProblem, Epilogue
 from autotune.search import NoValidConfig, Progress, Space, Unsupported, loop, tune
@@ -159,6 +160,17 @@ def test_a_layer_that_no_family_runs_is_refused_with_the_reason(store: Store, re
     with pytest.raises(Unsupported, match=r"^no kernel for .* on Replay: .*no f16$"):
         tune(half, store=store, families=[GRID])
     assert replay.started == 0
+
+
+def test_a_reason_that_several_families_give_is_given_once() -> None:
+    nchw = ConvProblem(N=1, C=64, H=9, W=9, K=8, R=3, S=3, layout="nchw")
+    said = why_unsupported(nchw, GPU_MODELS["sm_75"])
+    assert said.endswith(
+        "on a GPU of sm_75: halo_wgmma, igemm_wgmma: needs sm_90; "
+        "halo_mma, igemm_mma: works in the layout nhwc (--layout nhwc), not nchw"
+    )
+    empty = ConvProblem(N=0, C=64, H=9, W=9, K=8, R=3, S=3)
+    assert why_unsupported(empty, GPU_MODELS["sm_90a"]).endswith("on a GPU of sm_90a: the batch is empty")
 
 
 # interruption, resumption, other processes

@@ -28,7 +28,7 @@ def unsupported(family: str, problem: ConvProblem, device: DeviceSpec, *, hopper
     if p.dtype is DType.BF16 and device.sm < 80:
         return f"{family} needs sm_80 for bf16 (--dtype f16)"
     if p.layout is not Layout.NHWC:
-        return f"{family} works in the layout nhwc, not {p.layout}"
+        return f"{family} works in the layout nhwc (--layout nhwc), not {p.layout}"
     if reason := epilogue.unsupported(family, p):
         return reason
     if p.N == 0:
