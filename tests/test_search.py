@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -475,6 +476,22 @@ def test_several_families_are_searched_together(store: Store, replay: Replay) ->
     found = space.nearest({"family": "grid", "grid.tile": 0, "grid.unroll": 0})
     assert found is not None
     assert found.family == "other"
+
+
+def test_a_family_that_is_hopelessly_behind_is_sampled_no_more(store: Store, replay: Replay) -> None:
+    other = Other()
+    replay.table = lambda c: 3 * smooth(c) if c.family == "other" else smooth(c)
+    assert tune(PROBLEM, store=store, trials=32, families=[GRID, other]).best.family == "grid"
+    # by chance it would be half of them; some are under way before it is known to be behind
+    assert Counter(c.family for c in replay.measured)["other"] <= 6
+
+
+def test_a_family_whose_first_configs_fail_is_still_sampled() -> None:
+    other = Other()
+    space = Space(PROBLEM, SPEC, [GRID, other])
+    broken = [trial_of(Config("other", c.knobs), Status.COMPILE) for c in LEGAL[:3]]
+    sampler = Sampler(space, 3, [], [trial_of(LEGAL[0], 1.0), trial_of(LEGAL[1], 1.0), *broken])
+    assert "other" in {found.family for _ in range(20) if (found := sampler.ask()) is not None}
 
 
 def test_a_sampler_proposes_every_config_once_and_never_a_known_one() -> None:
