@@ -51,13 +51,12 @@ def supporting(problem: ConvProblem, device: DeviceSpec, families: Sequence[Fami
 
 def why_unsupported(problem: ConvProblem, device: DeviceSpec, families: Sequence[Family] = FAMILIES) -> str:
     """One line: why no family can run the layer on the device, each reason once with the families that give it."""
+    # by what is said of the families, or of none of them
     given: dict[str, list[str]] = {}
     for family in families:
         if family.kind == device.kind:
             said = family.unsupported(problem, device) or f"{family.name} has no legal config"
             reason = said.removeprefix(f"{family.name} ")
             given.setdefault(reason, []).extend([family.name] if reason != said else [])
-    reasons = [
-        " ".join([", ".join(names) + (":" if len(names) > 1 else ""), why]).strip() for why, names in given.items()
-    ]
+    reasons = [f"{', '.join(names)}{':' * (len(names) > 1)} {why}".lstrip() for why, names in given.items()]
     return f"no kernel for {problem} on {device.name}: " + ("; ".join(reasons) or f"no family runs on {device.kind}")

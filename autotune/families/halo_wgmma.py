@@ -158,8 +158,10 @@ class HaloWgmma(Family):
         resident = g.weight_bytes + 2 * g.chunks * g.plane_bytes <= _MAX_SMEM
         if not resident and not t.streamed:
             return f"{g.weight_bytes} bytes of weights and two halo tiles are more than shared memory holds"
-        if t.streamed and (resident or g.chunks == 1):
-            return "weights that stay in shared memory need not be streamed" if resident else "one chunk is no stream"
+        if t.streamed and resident:
+            return "weights that stay in shared memory need not be streamed"
+        if t.streamed and g.chunks == 1:
+            return "one chunk is no stream"
         if g.blocks_n > device.sm_count:
             return f"{g.blocks_n} blocks of filters are more than {device.sm_count} multiprocessors"
         if g.tiles >= 2**31:
@@ -169,8 +171,10 @@ class HaloWgmma(Family):
     def _illegal_pipeline(self, t: _Tile, p: ConvProblem) -> str | None:
         if t.stages < t.consumers:
             return f"{t.stages} stages are fewer than {t.consumers} consumers"
-        if t.turns and (t.consumers == 1 or t.streamed):
-            return "one consumer has no turns" if t.consumers == 1 else "streamed tiles come in turn by themselves"
+        if t.turns and t.consumers == 1:
+            return "one consumer has no turns"
+        if t.turns and t.streamed:
+            return "streamed tiles come in turn by themselves"
         g = _geometry(t, p)
         if _full_barriers(t, g) > 64:
             return f"{_full_barriers(t, g)} barriers are too many"
@@ -179,7 +183,7 @@ class HaloWgmma(Family):
         smem = _smem_bytes(t, g, p)
         if smem > _MAX_SMEM:
             return f"{smem} bytes of shared memory are more than {_MAX_SMEM}"
-        launched = min(255, 65536 // ((t.consumers + 1) * 128) // 8 * 8)
+        launched = _launched_registers(t)
         per_thread = _consumer_registers(t) if t.reassign else launched
         # a thread keeps what belongs to its quarter of the filters
         kept = (p.epilogue.bias + (p.epilogue.scale == "channel")) * t.cta_n // 4
@@ -324,10 +328,14 @@ def _smem_bytes(t: _Tile, g: _Geometry, p: ConvProblem) -> int:
     return -(-g.weight_bytes // 1024) * 1024 + t.stages * g.chunks * g.plane_bytes + rest
 
 
+def _launched_registers(t: _Tile) -> int:
+    """Registers of every thread at launch."""
+    return min(255, 65536 // ((t.consumers + 1) * 128) // 8 * 8)
+
+
 def _consumer_registers(t: _Tile) -> int:
     """Registers of a consumer's thread when the producer warpgroup keeps 24 (PTX ISA, setmaxnreg: multiples of 8)."""
-    each = min(255, 65536 // ((t.consumers + 1) * 128) // 8 * 8)
-    return min(240, ((t.consumers + 1) * each - 24) // t.consumers // 8 * 8)
+    return min(240, ((t.consumers + 1) * _launched_registers(t) - 24) // t.consumers // 8 * 8)
 
 
 def _activation_map(t: _Tile, g: _Geometry, p: ConvProblem) -> TensorMap:
