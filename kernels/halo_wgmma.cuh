@@ -86,11 +86,12 @@ struct HaloWgmma {
   static constexpr int full_barriers = stages * turn_parts / gcd(stages, turn_parts);
   static constexpr int threads = consumers * 128 + (Config::reassign ? 128 : 32);
   static constexpr int ring_offset = streamed ? 0 : padded_weight_bytes;
-  // Eight finished pixels of each consumer's warp, where they begin anywhere: rows of an odd number of 16 bytes.
+  // finished pixels of each consumer's warp, where they begin anywhere
   static constexpr bool collected = !Problem::permuted && cta_n >= 64;
-  static constexpr int finished_bytes = (ceil_div(cta_n * int(sizeof(Output)), 16) | 1) * 16;
+  using Finished = Collected<Output, cta_n, 8, (across ? 1ll : Problem::Q) * Problem::K,
+                             across && sizeof(Output) == 2 && tile_f == 8 && Problem::Q % 8 == 0>;
   static constexpr int collected_offset = ring_offset + stages * stage_bytes;
-  static constexpr int barrier_offset = collected_offset + (collected ? consumers * 4 * 8 * finished_bytes : 0);
+  static constexpr int barrier_offset = collected_offset + (collected ? consumers * 4 * Finished::bytes : 0);
   static constexpr int smem_bytes = barrier_offset + 8 * (full_barriers + stages + 1 + consumers);
 
   // Filters of a thread: `lane_filters` adjacent ones of each block of 4 * lane_filters.
@@ -204,7 +205,7 @@ struct HaloWgmma {
       }
       return others;
     } else {
-      return 0;
+      return static_cast<Accumulator>(-0.0f);  // changes nothing, not even the sign of a zero: it costs no addition
     }
   }
 
@@ -240,7 +241,7 @@ struct HaloWgmma {
     }
   }
 
-  // rows: of this warp in shared memory, where its pixels are collected.
+  // rows: of this warp, where its pixels are collected.
   __device__ static __forceinline__ void store(const Accumulator (&acc)[accumulators], const Epilogue<Problem>& epilogue,
                                                const Filters& filters, Output* output, char* rows, Tile tile, int n0) {
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4, quad = lane % 4;
@@ -258,6 +259,8 @@ struct HaloWgmma {
         if (!Config::stack_fast && !collected && !inside) continue;
         const s64 at = image + (f * pixel_f + s * pixel_s) * Problem::K;
         Output* const pixel = output + at;
+        const Finished finished{rows, first + (tile.f * pixel_f + s * pixel_s) * Problem::K, 0};
+        char* const place = finished.place(lane / 4, quad * lane_filters);
 #pragma unroll
         for (int n = 0; n < cta_n; n += block_filters) {
           Accumulator sums[lane_filters];
@@ -274,7 +277,7 @@ struct HaloWgmma {
           epilogue.template finish<Problem::permuted>(y, sums, filters[n / block_filters], at + n,
                                                       Problem::K - n0 - n - quad * lane_filters);
           if constexpr (collected) {
-            leave(rows + lane / 4 * finished_bytes + (n + quad * lane_filters) * int(sizeof(Output)), y);
+            Finished::leave(place + n * int(sizeof(Output)), y);
           } else if constexpr (Problem::permuted) {
             if (Problem::K % cta_n && n0 + n + quad * lane_filters >= Problem::K) continue;
 #pragma unroll
@@ -292,11 +295,8 @@ struct HaloWgmma {
         if constexpr (collected) {
           __syncwarp();
           const int pixels = s < slow ? (fast - tile.f < tile_f ? fast - tile.f : tile_f) : 0;
-          const int columns = Problem::K - n0 < cta_n ? Problem::K - n0 : cta_n;
-#pragma unroll 2
-          for (int p = 0; p < pixels; ++p)
-            write_pixel<cta_n>(reinterpret_cast<const Output*>(rows + p * finished_bytes), output,
-                               first + ((tile.f + p) * pixel_f + s * pixel_s) * Problem::K, columns);
+          const int columns = blocks_n == 1 ? Problem::K : Problem::K - n0 < cta_n ? Problem::K - n0 : cta_n;
+          finished.write(output, pixels, columns);
           __syncwarp();
         }
       }
@@ -377,7 +377,7 @@ struct HaloWgmma {
 #pragma unroll
         for (int j = 0; j < accumulators; ++j) ptx::pin(acc[j]);
         release(part);
-        store(acc, epilogue, filters, output, shared + collected_offset + warp * 8 * finished_bytes, Tile(begin + i * stride), n0);
+        store(acc, epilogue, filters, output, shared + collected_offset + warp * Finished::bytes, Tile(begin + i * stride), n0);
       }
     }
   }

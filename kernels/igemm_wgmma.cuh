@@ -42,11 +42,11 @@ struct IgemmWgmma {
   static constexpr int a_bytes = cta_m * row_bytes, b_bytes = cta_n * row_bytes;
   // a swizzle pattern repeats after at most 1024 bytes, where every operand starts
   static constexpr int stage_bytes = a_bytes + (b_bytes + 1023) / 1024 * 1024;
-  // Eight finished pixels of each consumer's warp, rows of an odd number of 16 bytes apart: without bank conflicts.
+  // finished pixels of each consumer's warp, where they begin anywhere
   static constexpr bool collected = !Problem::permuted && cta_n >= 64;
-  static constexpr int pixel_bytes = (ceil_div(cta_n * int(sizeof(Output)), 16) | 1) * 16;
-  static constexpr int collected_bytes = collected ? consumers * 4 * 8 * pixel_bytes : 0;
-  static constexpr int barrier_offset = stages * stage_bytes + collected_bytes;
+  static constexpr int together = cta_n * int(sizeof(Output)) > 256 ? 4 : 8;
+  using Finished = Collected<Output, cta_n, together, Problem::K, sizeof(Output) == 2>;
+  static constexpr int barrier_offset = stages * stage_bytes + (collected ? consumers * 4 * Finished::bytes : 0);
   static constexpr int smem_bytes = barrier_offset + 8 * (2 * stages + consumers);
   static constexpr int threads = consumers * 128 + 128;
   static constexpr int registers_per_row = cta_n / 2, accumulators = Config::rows * registers_per_row;
@@ -203,28 +203,34 @@ struct IgemmWgmma {
     }
   }
 
-  // Finishes and stores eight pixels of a warp, from pixel m and filter n0 on, through the warp's `rows` of shared memory.
+  // Finishes and stores eight pixels of a warp, from pixel m and filter n0 on, some together through the warp's `rows` of shared
+  // memory.
   __device__ static __forceinline__ void store_collected(const Accumulator (&acc)[accumulators], const Epilogue<Problem>& epilogue,
                                                          Output* output, char* rows, s64 m, int n0, int row, int half) {
     const int lane = int(threadIdx.x) % 32, pixel = lane / 4;
     const int pixels = m + 8 <= gemm_m ? 8 : m < gemm_m ? int(gemm_m - m) : 0;
+    const int columns = tiles_n == 1 ? Problem::K : Problem::K - n0 < cta_n ? Problem::K - n0 : cta_n;
 #pragma unroll
-    for (int block = 0; block < blocks; ++block) {
-      const int skipped = block * block_filters + lane % 4 * lane_filters, n = n0 + skipped;
-      Accumulator sums[lane_filters];
+    for (int begin = 0; begin < 8; begin += together) {
+      const Finished finished{rows, (m + begin) * Problem::K + n0, begin};
+      if (pixel / together == begin / together) {
+        char* const place = finished.place(pixel % together, lane % 4 * lane_filters);
 #pragma unroll
-      for (int j = 0; j < lane_filters; ++j) sums[j] = acc[row * registers_per_row + block * 4 + half * 2 + j];
-      Output y[lane_filters];
-      epilogue.template finish<false>(y, sums, epilogue.template filters<lane_filters>(n, Problem::K), (m + pixel) * Problem::K + n,
-                                      pixel < pixels ? Problem::K - n : 0);
-      leave(rows + pixel * pixel_bytes + skipped * int(sizeof(Output)), y);
+        for (int block = 0; block < blocks; ++block) {
+          const int n = n0 + block * block_filters + lane % 4 * lane_filters;
+          Accumulator sums[lane_filters];
+#pragma unroll
+          for (int j = 0; j < lane_filters; ++j) sums[j] = acc[row * registers_per_row + block * 4 + half * 2 + j];
+          Output y[lane_filters];
+          epilogue.template finish<false>(y, sums, epilogue.template filters<lane_filters>(n, Problem::K),
+                                          (m + pixel) * Problem::K + n, pixel < pixels ? Problem::K - n : 0);
+          Finished::leave(place + block * block_filters * int(sizeof(Output)), y);
+        }
+      }
+      __syncwarp();
+      finished.write(output, pixels - begin, columns);
+      __syncwarp();
     }
-    __syncwarp();
-    const int columns = Problem::K - n0 < cta_n ? Problem::K - n0 : cta_n;
-#pragma unroll 2
-    for (int p = 0; p < pixels; ++p)
-      write_pixel<cta_n>(reinterpret_cast<const Output*>(rows + p * pixel_bytes), output, (m + p) * Problem::K + n0, columns);
-    __syncwarp();
   }
 
   __device__ static __forceinline__ void store(const Accumulator (&acc)[accumulators], const Epilogue<Problem>& epilogue,
@@ -232,7 +238,7 @@ struct IgemmWgmma {
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4, n = item.n0 + lane % 4 * lane_filters;
     const s64 of_warp = item.m0 + (Config::pingpong ? 0 : group * consumer_m) + warp * 16, first = of_warp + lane / 4;
     if constexpr (collected) {
-      char* const rows = shared + stages * stage_bytes + (group * 4 + warp) * 8 * pixel_bytes;
+      char* const rows = shared + stages * stage_bytes + (group * 4 + warp) * Finished::bytes;
 #pragma unroll
       for (int x = 0; x < 2 * Config::rows; ++x)
         store_collected(acc, epilogue, output, rows, of_warp + x / 2 * 64 + x % 2 * 8, item.n0, x / 2, x % 2);

@@ -25,6 +25,8 @@ LAYERS = (
     ConvProblem(N=1, C=64, H=14, W=20, K=48, R=3, S=3, padding=1, dtype="s8", epilogue=REQUANTISED),
     ConvProblem(N=1, C=512, H=5, W=33, K=64, R=3, S=3, padding=1, epilogue=ADDED),
     ConvProblem(N=1, C=128, H=7, W=7, K=13, R=1, S=1, dtype="bf16"),
+    ConvProblem(N=1, C=64, H=9, W=8, K=141, R=1, S=1),
+    ConvProblem(N=2, C=64, H=7, W=11, K=77, R=1, S=3, padding=(0, 1), dtype="s8", epilogue=REQUANTISED),
     ConvProblem(N=1, C=48, H=12, W=10, K=24, R=3, S=2, stride=2, padding=(1, 2, 0, 1), dtype="s8"),
     ConvProblem(N=1, C=13, H=9, W=8, K=21, R=3, S=3, padding=1, dilation=2),
 )

@@ -86,6 +86,7 @@ _LARGE = (
     ConvProblem(N=3, C=96, H=18, W=17, K=264, R=1, S=1, dtype="s8"),
     ConvProblem(N=1, C=256, H=9, W=8, K=128, R=3, S=3, padding=1),
     ConvProblem(N=1, C=32, H=21, W=11, K=69, R=1, S=1, dtype="s8", epilogue=Epilogue(out_dtype=DType.S8)),
+    ConvProblem(N=1, C=16, H=13, W=8, K=141, R=1, S=1),
     ConvProblem(N=1, C=64, H=19, W=22, K=8, R=3, S=3, padding=1, dilation=(1, 2)),
 )
 

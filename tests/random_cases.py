@@ -116,6 +116,7 @@ def problems(draw: st.DrawFn, dtype: DType, sizes: Sizes) -> ConvProblem:
     groups = usually(1, st.sampled_from((1, 2, 3, 4, 8)))
     unit = draw(st.sampled_from((1, 2, 3, 8, 16, 16, 32, 64)))
     filters = st.integers(1, 12) | st.sampled_from(range(8, sizes.filters + 1, 8)) | st.sampled_from((32, 64, 128))
+    filters |= st.integers(64, sizes.filters)
     epilogue = Epilogue()
     if draw(st.booleans()):
         outs = (DType.S8, DType.S32, DType.F32, DType.F16) if dtype is DType.S8 else (dtype, DType.F32)

@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -426,15 +427,27 @@ def test_similar_layers_are_ordered_by_likeness_and_of_one_dtype(store: Store) -
     ]
 
 
-def test_favourites_are_good_predictions_apart_from_each_other() -> None:
-    space = Space(PROBLEM, SPEC, [GRID])
-    chosen = space.favourites(5)
-    assert chosen[0] == GRID.default(PROBLEM, SPEC) == config(32, 1)
-    predictions = [space.predict_us(c) for c in chosen]
-    assert predictions == sorted(predictions)
+class Pipelined(Grid):
+    """Only ``tile`` shapes a tile, and those of at least 4 rows are promising."""
+
+    knobs = (Grid.knobs[0], replace(Grid.knobs[1], pipeline=True))
+
+    def predict_us(self, config: Config, *_: object) -> float:
+        return 100 + super().predict_us(config)
+
+
+def test_favourites_are_the_best_of_promising_tiles_then_others_apart_from_them() -> None:
+    space = Space(PROBLEM, SPEC, [Pipelined()])
+    chosen = space.favourites(9)
+    assert chosen[:4] == [config(32, 1), config(16, 1), config(8, 1), config(4, 1)]
+    assert space.favourites(3) == chosen[:3]
+    others = chosen[4:]
+    assert others == sorted(others, key=space.predict_us)
+    assert len(set(chosen)) == 9
     points = [space.point(c) for c in chosen]
-    apart = [sum(abs(int(a[k]) - int(b[k])) for k in a) for i, a in enumerate(points) for b in points[:i]]
-    assert min(apart) == 2
+    for i in range(4, 9):
+        assert min(sum(abs(int(points[i][k]) - int(p[k])) for k in p) for p in points[:i]) >= 2
+    assert len(set(space.favourites(1000))) < len(space)
 
 
 def test_a_point_becomes_the_nearest_free_legal_config() -> None:

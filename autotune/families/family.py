@@ -16,11 +16,15 @@ from autotune.trial import Config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """One parameter of a family. candidates: its values, ascending. meaning: one line, with the unit."""
+    """One parameter of a family. candidates: its values, ascending. meaning: one line, with the unit.
+
+    pipeline: True where it leaves a tile as it is, and only says how work on it overlaps.
+    """
 
     name: str
     candidates: tuple[int, ...]
     meaning: str
+    pipeline: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,8 +51,10 @@ class HaloMma(Family):
         Knob(name="warps_q", candidates=(1, 2, 4), meaning="warps along W"),
         Knob(name="cta_n", candidates=(8, 16, 24, 32, 48, 64), meaning="filters of a thread block"),
         Knob(name="chunk_bytes", candidates=(32, 64, 128), meaning="bytes of channels in shared memory at once"),
-        Knob(name="stages", candidates=(1, 2), meaning="chunks in shared memory"),
-        Knob(name="staging", candidates=(0, 1), meaning="0: to shared memory by registers, 1: by cp.async"),
+        Knob(name="stages", candidates=(1, 2), meaning="chunks in shared memory", pipeline=True),
+        Knob(
+            name="staging", candidates=(0, 1), meaning="0: to shared memory by registers, 1: by cp.async", pipeline=True
+        ),
     )
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:

@@ -25,6 +25,9 @@ _TAP_CLOCKS = 0.25  # and for each further tap where adjacent pixels add them up
 _ELEMENT_CLOCKS = 1.2  # of an output stored by itself
 _STREAM_BYTES = 40.0  # a clock and multiprocessor, of tiles and streamed weights
 _STREAM_CLOCKS = 1900.0  # until a copy of both begins to arrive
+_DEPTH_BYTES = (
+    65536  # of tiles in shared memory: with fewer a block waits, with more the blocks delay each other's first tile
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +102,13 @@ class HaloWgmma(Family):
         Knob(name="stack", candidates=(1, 2, 3, 4), meaning="output rows that share the products of an input row"),
         Knob(name="cta_n", candidates=tuple(range(8, 257, 8)), meaning="filters of a thread block"),
         Knob(name="chunk_bytes", candidates=(32, 64, 128), meaning="bytes of channels in a row of shared memory"),
-        Knob(name="consumers", candidates=(1, 2, 3, 4), meaning="warpgroups that multiply"),
-        Knob(name="stages", candidates=(2, 3, 4, 5, 6, 8), meaning="halo tiles in shared memory"),
-        Knob(name="grouped", candidates=(0, 1), meaning="1: products of one shape follow each other"),
-        Knob(name="turns", candidates=(0, 1), meaning="1: warpgroups issue their products in turn"),
-        Knob(name="reassign", candidates=(0, 1), meaning="1: the producer's registers go to the consumers"),
+        Knob(name="consumers", candidates=(1, 2, 3, 4), meaning="warpgroups that multiply", pipeline=True),
+        Knob(name="stages", candidates=(2, 3, 4, 5, 6, 8), meaning="halo tiles in shared memory", pipeline=True),
+        Knob(name="grouped", candidates=(0, 1), meaning="1: products of one shape follow each other", pipeline=True),
+        Knob(name="turns", candidates=(0, 1), meaning="1: warpgroups issue their products in turn", pipeline=True),
+        Knob(
+            name="reassign", candidates=(0, 1), meaning="1: the producer's registers go to the consumers", pipeline=True
+        ),
         Knob(name="streamed", candidates=(0, 1), meaning="1: weights come with each chunk of channels, 0: they stay"),
         Knob(name="stack_fast", candidates=(0, 1), meaning="1: taps of the fast axis share products too"),
     )
@@ -247,12 +252,14 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
             clocks = max(clocks, g.chunks * max(copies, (copies + _STREAM_CLOCKS) / (t.stages - 0.5)))
         rows = (1 if g.paired else g.fast.stride) * g.pitch * g.halo_slow
         clocks = max(clocks, g.chunks * rows * _ROW_CLOCKS)
-        if not is_permuted(problem) and not collected_bytes(t.consumers, t.cta_n, problem):
+        if not is_permuted(problem) and not collected_bytes(t.consumers, t.cta_n, 8, problem):
             clocks = max(clocks, 64 * t.stack * min(t.cta_n, problem.K) * _ELEMENT_CLOCKS)
-        # a consumer does not multiply while it stores, and two stages hide little of a copy
+        # a consumer does not multiply while it stores
         outputs = 64 * t.stack * t.cta_n
         finish = _FINISH_CLOCKS + outputs * (_OUTPUT_CLOCKS + _TAP_CLOCKS * (g.fast.taps - 1) * t.stack_fast)
-        clocks = max(clocks, (clocks + finish) / t.consumers) * (1.0 + 0.1 / (t.stages - 1))
+        depth = t.stages * g.chunks * g.plane_bytes / _DEPTH_BYTES
+        waits = 0.1 / (t.stages - 1) ** 2 + 0.01 * max(0.0, depth - 1) + 0.05 * max(0.0, 1 / depth - 1)
+        clocks = max(clocks, (clocks + finish) / t.consumers) * (1.0 + waits)
         clocks *= 1.0 + 0.02 * (t.turns == 0) + 0.01 * (t.grouped == 1) + 0.03 * t.orient
         share = device.sm_count // g.blocks_n
         rounds = -(-g.tiles // share)
@@ -322,7 +329,7 @@ def _full_barriers(t: _Tile, g: _Geometry) -> int:
 
 
 def _smem_bytes(t: _Tile, g: _Geometry, p: ConvProblem) -> int:
-    rest = 8 * (_full_barriers(t, g) + t.stages + 1 + t.consumers) + collected_bytes(t.consumers, t.cta_n, p)
+    rest = 8 * (_full_barriers(t, g) + t.stages + 1 + t.consumers) + collected_bytes(t.consumers, t.cta_n, 8, p)
     if t.streamed:
         return t.stages * (g.plane_bytes + -(-g.weight_bytes // g.chunks // 1024) * 1024) + rest
     return -(-g.weight_bytes // 1024) * 1024 + t.stages * g.chunks * g.plane_bytes + rest

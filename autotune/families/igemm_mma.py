@@ -76,13 +76,21 @@ class IgemmMma(Family):
         Knob(name="cta_k", candidates=(16, 32, 64, 128), meaning="elements of r*s*c that pass shared memory at once"),
         Knob(name="warp_m", candidates=(16, 32, 64, 128), meaning="output pixels of a warp's tile"),
         Knob(name="warp_n", candidates=(8, 16, 32, 64, 128), meaning="filters of a warp's tile"),
-        Knob(name="stages", candidates=(2, 3, 4, 6), meaning="slices of r*s*c in shared memory"),
+        Knob(name="stages", candidates=(2, 3, 4, 6), meaning="slices of r*s*c in shared memory", pipeline=True),
         Knob(
-            name="staging", candidates=(REGISTERS, CP_ASYNC), meaning="0: to shared memory by registers, 1: by cp.async"
+            name="staging",
+            candidates=(REGISTERS, CP_ASYNC),
+            meaning="0: to shared memory by registers, 1: by cp.async",
+            pipeline=True,
         ),
-        Knob(name="ahead", candidates=(0, 1), meaning="1: a slice's first fragments are read during the slice before"),
+        Knob(
+            name="ahead",
+            candidates=(0, 1),
+            meaning="1: a slice's first fragments are read during the slice before",
+            pipeline=True,
+        ),
         Knob(name="split_k", candidates=(1, 2, 4, 8), meaning="blocks that share one tile's r*s*c"),
-        Knob(name="raster_group", candidates=(1, 8), meaning="rows of tiles walked column by column"),
+        Knob(name="raster_group", candidates=(1, 8), meaning="rows of tiles walked column by column", pipeline=True),
     )
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:

@@ -52,9 +52,9 @@ class IgemmWgmma(Family):
         Knob(name="chunk_bytes", candidates=(32, 64, 128), meaning="bytes of channels in a slice"),
         Knob(name="consumers", candidates=(1, 2, 3), meaning="warpgroups that multiply"),
         Knob(name="pingpong", candidates=(0, 1), meaning="1: warpgroups take tiles in turn, 0: they share a tile"),
-        Knob(name="stages", candidates=(2, 3, 4, 5, 6, 8, 10), meaning="slices in shared memory"),
+        Knob(name="stages", candidates=(2, 3, 4, 5, 6, 8, 10), meaning="slices in shared memory", pipeline=True),
         Knob(name="split_k", candidates=(1, 2, 3, 4, 6, 8), meaning="items that share one tile's r*s*c"),
-        Knob(name="cluster", candidates=(1, 2), meaning="thread blocks that share copies of filters"),
+        Knob(name="cluster", candidates=(1, 2), meaning="thread blocks that share copies of filters", pipeline=True),
     )
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
@@ -175,7 +175,7 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
         outputs = t.cta_m * t.cta_n * problem.out_dtype.bytes
         # a thread stores its adjacent filters at once, or one by one; collected pixels take as long as 12 bytes would
         width = problem.out_dtype.bytes * (lane_filters(t.cta_n, problem) if is_permuted(problem) else 1)
-        width = 12 if collected_bytes(t.consumers, t.cta_n, problem) else min(16, width)
+        width = 12 if _collected_bytes(t, problem) else min(16, width)
         store = outputs / (1.5 * width) + 300 + (outputs / 4 if t.split_k > 1 else 0)
         # reading what belongs to the filters
         store += 500 if problem.epilogue.bias or problem.epilogue.scale == "channel" else 0
@@ -199,7 +199,12 @@ def _tiles(t: _Tile, p: ConvProblem) -> int:
 def _smem_bytes(t: _Tile, p: ConvProblem) -> int:
     filters = -(-t.cta_n * t.chunk_bytes // 1024) * 1024
     ring = t.stages * (t.cta_m * t.chunk_bytes + filters)
-    return ring + collected_bytes(t.consumers, t.cta_n, p) + 8 * (2 * t.stages + t.consumers)
+    return ring + _collected_bytes(t, p) + 8 * (2 * t.stages + t.consumers)
+
+
+def _collected_bytes(t: _Tile, p: ConvProblem) -> int:
+    """Pixels of many filters are collected by four, so that the ring has room for as many stages as possible."""
+    return collected_bytes(t.consumers, t.cta_n, 4 if t.cta_n * p.out_dtype.bytes > 256 else 8, p)
 
 
 def _corners(p: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:

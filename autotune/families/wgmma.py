@@ -34,14 +34,14 @@ def is_permuted(problem: ConvProblem) -> bool:
     return problem.K % 8 == 0
 
 
-def collected_bytes(consumers: int, cta_n: int, problem: ConvProblem) -> int:
-    """Shared memory in which warps collect eight pixels before they are stored, 0 where they do not.
+def collected_bytes(consumers: int, cta_n: int, pixels: int, problem: ConvProblem) -> int:
+    """Shared memory in which each warp collects so many pixels before it writes them, 0 where it does not.
 
-    They do so for many filters that are not permuted. Rows are of an odd number of 16 bytes: without bank conflicts.
+    Warps do so for many filters that are not permuted, in rows as ``Collected`` in epilogue.cuh states them.
     """
     if is_permuted(problem) or cta_n < 64:
         return 0
-    return consumers * 4 * 8 * (-(-cta_n * problem.out_dtype.bytes // 16) | 1) * 16
+    return consumers * 4 * pixels * ((-(-cta_n * problem.out_dtype.bytes // 16) + 1) | 1) * 16
 
 
 def lane_filters(cta_n: int, problem: ConvProblem) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from autotune.trial import Config
 
 # how far a favourite is from every other one of its family, in candidate indices
 _FAVOURITES_APART = 2
+# times the best prediction: of each tile predicted to be that fast there is a favourite
+_PROMISING = 1.3
 
 
 class Space:
@@ -84,18 +87,34 @@ class Space:
         return sorted((config for config in found if config is not None), key=self.predict_us)
 
     def favourites(self, count: int) -> list[Config]:
-        """The best predictions, but no two that are next to each other on the grid."""
-        chosen: list[Config] = []
+        """The best predictions: first of different tiles, then others that are not next to each other on the grid."""
+        chosen = list(islice(self._promising_tiles(), count))
         near = {name: np.zeros(len(table.configs), bool) for name, table in self._tables.items()}
+        for config in chosen:
+            near[config.family] |= self._tables[config.family].surroundings(config)
         for config in self.by_prediction():
-            if len(chosen) == count:
+            if len(chosen) >= count:
                 break
             table = self._tables[config.family]
-            row = table.row[config]
-            if not near[config.family][row]:
+            if not near[config.family][table.row[config]]:
                 chosen.append(config)
-                near[config.family] |= np.abs(table.index - table.index[row]).sum(axis=1) < _FAVOURITES_APART
+                near[config.family] |= table.surroundings(config)
         return chosen
+
+    def _promising_tiles(self) -> Iterator[Config]:
+        """The best prediction of each tile, the fastest first, as far as they are promising."""
+        seen: set[tuple[str, tuple[int, ...]]] = set()
+        best_us = None
+        for config in self.by_prediction():
+            predicted_us = self.predict_us(config)
+            best_us = best_us or predicted_us
+            if predicted_us > _PROMISING * best_us:
+                return
+            knobs = self._tables[config.family].family.knobs
+            tile = config.family, tuple(config[knob.name] for knob in knobs if not knob.pipeline)
+            if tile not in seen:
+                seen.add(tile)
+                yield config
 
 
 class _Table:
@@ -112,6 +131,12 @@ class _Table:
         self.column = {f"{family.name}.{knob.name}": column for column, knob in enumerate(family.knobs)}
         self.axes = {axis: len(used[column]) for axis, column in self.column.items() if len(used[column]) > 1}
         self.free = np.ones(len(self.configs), bool)
+
+    def surroundings(self, config: Config) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which configs are next to this one on the grid, itself included."""
+        distance = np.abs(self.index - self.index[self.row[config]]).sum(axis=1)
+        near: np.ndarray[tuple[int], np.dtype[np.bool_]] = distance < _FAVOURITES_APART
+        return near
 
     def nearest(self, point: Mapping[str, str | int]) -> Config | None:
         if not self.free.any():

@@ -168,33 +168,81 @@ struct Epilogue {
   }
 };
 
-// Writes elements of one pixel, which lie in shared memory, to `at` elements into the output, by the 32 lanes of a warp: as whole
-// words wherever the pixel begins, and one by one before the first of them and after the last. capacity: the most elements.
-template <int capacity, class Output>
-__device__ __forceinline__ void write_pixel(const Output* from, Output* output, long long at, int elements) {
-  constexpr int each = sizeof(Output) < 4 ? 4 / int(sizeof(Output)) : 1;
-  const int lane = int(threadIdx.x) % 32, head = int(-at & (each - 1)), words = (elements - head) / each;
-  Output* const to = output + at;
-#pragma unroll
-  for (int round = 0; round < ceil_div(capacity, 32 * each); ++round) {
-    const int i = round * 32 + lane;
-    if (i >= words) continue;
-    Output y[each];
-#pragma unroll
-    for (int j = 0; j < each; ++j) y[j] = from[head + i * each + j];
-    Vector<each * int(sizeof(Output))> v;
-    memcpy(&v, y, sizeof y);
-    ptx::store_streaming(to + head + i * each, v);
-  }
-  const int rest = lane < 16 ? lane : head + words * each + lane - 16;
-  if (rest < (lane < 16 && head < elements ? head : elements)) to[rest] = from[rest];
-}
+// Shared memory in which a warp collects `pixels` of eight, wherever they begin in memory, and from which it writes them as whole
+// vectors of 16 bytes, and element by element only before the first vector of a pixel and after its last. capacity: filters of a
+// pixel. stride: elements from a pixel to the next. aligned: whether the first of the eight begins at a vector.
+template <class Output, int capacity, int pixels, long long stride, bool aligned>
+struct Collected {
+  static constexpr int size = sizeof(Output), each = 16 / size;  // elements of a vector
+  // an odd number of vectors, without bank conflicts, and room for what precedes the first element
+  static constexpr int row_bytes = ((ceil_div(capacity * size, 16) + 1) | 1) * 16, bytes = pixels * row_bytes;
 
-// Leaves a thread's n elements in shared memory: never byte by byte, since ptxas 13.0 stores the byte of an f16 that it has just
-// converted as its truncated value.
-template <int n, class Output>
-__device__ __forceinline__ void leave(char* to, const Output (&y)[n]) {
-  Vector<n * int(sizeof(Output))> v;
-  memcpy(&v, y, sizeof v);
-  *reinterpret_cast<Vector<n * int(sizeof(Output))>*>(to) = v;
-}
+  char* rows;
+  s64 at;       // in the output, of the first pixel's first element
+  int skipped;  // of the eight, before it
+
+  // Where in a vector a pixel begins.
+  __device__ __forceinline__ int start(int pixel) const {
+    return aligned ? (skipped + pixel) * int(stride) & (each - 1) : (int(at) + pixel * int(stride)) & (each - 1);
+  }
+
+  // The place of an element. A row begins where its pixel does in a vector, or an element earlier: two adjacent ones are a word.
+  __device__ __forceinline__ char* place(int pixel, int column) const {
+    return rows + pixel * row_bytes + ((start(pixel) & -2) + column) * size;
+  }
+
+  // Leaves two elements. Never byte by byte, since ptxas 13.0 stores the byte of an f16 that it has just converted as its
+  // truncated value.
+  __device__ static __forceinline__ void leave(char* place, const Output (&y)[2]) {
+    Vector<2 * size> v;
+    memcpy(&v, y, sizeof v);
+    *reinterpret_cast<Vector<2 * size>*>(place) = v;
+  }
+
+  // Writes the first `columns` elements of the first `present` pixels, by the 32 lanes of the warp.
+  __device__ __forceinline__ void write(Output* output, int present, int columns) const {
+    using Offset = typename IndexOf<(8 * stride >= 1ll << 30)>::type;
+    constexpr int vectors = ceil_div(capacity, each), lanes = vectors > 16 ? 32 : vectors > 8 ? 16 : 8;  // of a pixel
+    constexpr int at_once = 32 / lanes, rounds = ceil_div(vectors, 32);
+    const int lane = int(threadIdx.x) % 32;
+    Output* const to = output + at;
+#pragma unroll
+    for (int step = 0; step < pixels / at_once; ++step)
+#pragma unroll
+      for (int round = 0; round < rounds; ++round) {
+        // two apart, so that with an odd stride they begin all at an odd element of a vector, or all at an even one
+        const int pixel = step / 2 * 2 * at_once + lane / lanes * 2 + step % 2, begin = start(pixel);
+        const bool odd = aligned && stride % 2 ? (skipped + step) % 2 : begin % 2;
+        const int index = (begin ? 1 : 0) + lane % lanes + round * 32;
+        if (pixel < present && index < (begin + columns) / each)
+          ptx::store_streaming(to + (pixel * Offset(stride) - begin + index * each), vector(pixel, index, odd));
+      }
+    // up to a vector less one element at either end of each pixel
+#pragma unroll
+    for (int round = 0; round < pixels * 2 * each / 32; ++round) {
+      const int slot = round * 32 + lane, pixel = slot / (2 * each), begin = start(pixel), end = begin + columns;
+      const bool head = slot % (2 * each) < each;
+      const int element = (head ? 0 : end & -each) + slot % each - begin;
+      const bool exists = head ? begin && element >= 0 : end >= each || !begin;
+      if (pixel < present && exists && element < columns)
+        to[pixel * Offset(stride) + element] = *reinterpret_cast<const Output*>(place(pixel, element));
+    }
+  }
+
+ private:
+  // A vector of memory, counted from the one where the pixel begins, at an odd element of it or at an even one.
+  __device__ __forceinline__ Vector<16> vector(int pixel, int index, bool odd) const {
+    const char* const from = rows + pixel * row_bytes + index * 16;
+    Vector<16> v = *reinterpret_cast<const Vector<16>*>(from);
+    if (odd) {
+      u32 before = u32(reinterpret_cast<const Vector<size>*>(from - size)->word[0]) << (32 - 8 * size);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const u32 word = v.word[j];
+        v.word[j] = ptx::permute(before, word, size == 1 ? 0x6543 : size == 2 ? 0x5432 : 0x3210);
+        before = word;
+      }
+    }
+    return v;
+  }
+};

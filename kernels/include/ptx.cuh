@@ -185,6 +185,13 @@ __device__ __forceinline__ u32 pack_s8(s32 low, s32 high, u32 above) {
   return word;
 }
 
+// A word of these four of eight bytes, from the lowest on: each digit of the selector is an index.
+__device__ __forceinline__ u32 permute(u32 low, u32 high, u32 selector) {
+  u32 word;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(low), "r"(high), "r"(selector));
+  return word;
+}
+
 // A 16-byte load that bypasses the first-level cache: sees what other blocks wrote before a fence.
 template <class T>
 __device__ __forceinline__ void load_l2(T (&d)[4], const T* source) {

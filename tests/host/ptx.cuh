@@ -109,6 +109,12 @@ inline u32 pack_s8(s32 low, s32 high, u32 above) {
   return saturated(low) | saturated(high) << 8 | above << 16;
 }
 
+inline u32 permute(u32 low, u32 high, u32 selector) {
+  u32 word = 0;
+  for (int i = 0; i < 4; ++i) word |= u32((u64(high) << 32 | low) >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return word;
+}
+
 template <class T>
 inline void load_l2(T (&d)[4], const T* source) {
   host::load_l2(d, source, 16);
