@@ -44,8 +44,7 @@ struct IgemmWgmma {
   static constexpr int stage_bytes = a_bytes + (b_bytes + 1023) / 1024 * 1024;
   // finished pixels of each consumer's warp, where they begin anywhere
   static constexpr bool collected = !Problem::permuted && cta_n >= 64;
-  static constexpr int together = cta_n * int(sizeof(Output)) > 256 ? 4 : 8;
-  using Finished = Collected<Output, cta_n, together, Problem::K, sizeof(Output) == 2>;
+  using Finished = Collected<Output, cta_n, 8, Problem::K, sizeof(Output) == 2>;
   static constexpr int barrier_offset = stages * stage_bytes + (collected ? consumers * 4 * Finished::bytes : 0);
   static constexpr int smem_bytes = barrier_offset + 8 * (2 * stages + consumers);
   static constexpr int threads = consumers * 128 + 128;
@@ -203,34 +202,28 @@ struct IgemmWgmma {
     }
   }
 
-  // Finishes and stores eight pixels of a warp, from pixel m and filter n0 on, some together through the warp's `rows` of shared
-  // memory.
+  // Finishes and stores eight pixels of a warp, from pixel m and filter n0 on, through the warp's `rows` of shared memory.
   __device__ static __forceinline__ void store_collected(const Accumulator (&acc)[accumulators], const Epilogue<Problem>& epilogue,
                                                          Output* output, char* rows, s64 m, int n0, int row, int half) {
     const int lane = int(threadIdx.x) % 32, pixel = lane / 4;
     const int pixels = m + 8 <= gemm_m ? 8 : m < gemm_m ? int(gemm_m - m) : 0;
     const int columns = tiles_n == 1 ? Problem::K : Problem::K - n0 < cta_n ? Problem::K - n0 : cta_n;
+    const Finished finished{rows, m * Problem::K + n0, 0};
+    char* const place = finished.place(pixel, lane % 4 * lane_filters);
 #pragma unroll
-    for (int begin = 0; begin < 8; begin += together) {
-      const Finished finished{rows, (m + begin) * Problem::K + n0, begin};
-      if (pixel / together == begin / together) {
-        char* const place = finished.place(pixel % together, lane % 4 * lane_filters);
+    for (int block = 0; block < blocks; ++block) {
+      const int n = n0 + block * block_filters + lane % 4 * lane_filters;
+      Accumulator sums[lane_filters];
 #pragma unroll
-        for (int block = 0; block < blocks; ++block) {
-          const int n = n0 + block * block_filters + lane % 4 * lane_filters;
-          Accumulator sums[lane_filters];
-#pragma unroll
-          for (int j = 0; j < lane_filters; ++j) sums[j] = acc[row * registers_per_row + block * 4 + half * 2 + j];
-          Output y[lane_filters];
-          epilogue.template finish<false>(y, sums, epilogue.template filters<lane_filters>(n, Problem::K),
-                                          (m + pixel) * Problem::K + n, pixel < pixels ? Problem::K - n : 0);
-          Finished::leave(place + block * block_filters * int(sizeof(Output)), y);
-        }
-      }
-      __syncwarp();
-      finished.write(output, pixels - begin, columns);
-      __syncwarp();
+      for (int j = 0; j < lane_filters; ++j) sums[j] = acc[row * registers_per_row + block * 4 + half * 2 + j];
+      Output y[lane_filters];
+      epilogue.template finish<false>(y, sums, epilogue.template filters<lane_filters>(n, Problem::K), (m + pixel) * Problem::K + n,
+                                      pixel < pixels ? Problem::K - n : 0);
+      Finished::leave(place + block * block_filters * int(sizeof(Output)), y);
     }
+    __syncwarp();
+    finished.write(output, pixels, columns);
+    __syncwarp();
   }
 
   __device__ static __forceinline__ void store(const Accumulator (&acc)[accumulators], const Epilogue<Problem>& epilogue,

@@ -10,7 +10,7 @@ import pytest
 from gpu_models import GPU_MODELS
 
 from autotune.backends import compiler_for
-from autotune.families import HaloWgmma, TensorMap
+from autotune.families import HaloWgmma, IgemmWgmma, TensorMap
 from autotune.problem import ConvProblem, DType, Epilogue
 from autotune.trial import Config
 
@@ -184,6 +184,12 @@ def test_a_products_registers_must_be_there_before_any_are_reassigned() -> None:
     said = "a product of 208 columns needs more than 128 registers a thread"
     assert FAMILY.legal(c, wide, H200) == said
     assert FAMILY.legal(Config.of(FAMILY.name, dict(c.knobs) | {"consumers": 2}), wide, H200) is None
+    family = IgemmWgmma()
+    for other in family.configs(replace(wide, K=207), H200):
+        if other["cta_n"] == 208:
+            assert other["consumers"] < 3
+            three = Config.of(family.name, dict(other.knobs) | {"consumers": 3, "rows": 1, "pingpong": 0})
+            assert family.legal(three, replace(wide, K=207), H200) == said
 
 
 def test_taps_stacked_along_both_axes_by_hand() -> None:

@@ -11,7 +11,15 @@ from functools import lru_cache
 from autotune.device import DeviceSpec
 from autotune.families import epilogue, tensor_cores
 from autotune.families.family import Family, Knob, Launch, Source, TensorMap, constants
-from autotune.families.wgmma import collected_bytes, filter_map, is_legal_n, is_permuted, lane_filters, wgmma_text
+from autotune.families.wgmma import (
+    collected_bytes,
+    filter_map,
+    is_legal_n,
+    is_permuted,
+    lane_filters,
+    launched_registers,
+    wgmma_text,
+)
 from autotune.problem import ConvProblem
 from autotune.trial import Config
 
@@ -188,7 +196,7 @@ class HaloWgmma(Family):
         smem = _smem_bytes(t, g, p)
         if smem > _MAX_SMEM:
             return f"{smem} bytes of shared memory are more than {_MAX_SMEM}"
-        launched = _launched_registers(t)
+        launched = launched_registers(t.consumers)
         per_thread = _consumer_registers(t) if t.reassign else launched
         # a thread keeps what belongs to its quarter of the filters
         kept = (p.epilogue.bias + (p.epilogue.scale == "channel")) * t.cta_n // 4
@@ -252,7 +260,7 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
             clocks = max(clocks, g.chunks * max(copies, (copies + _STREAM_CLOCKS) / (t.stages - 0.5)))
         rows = (1 if g.paired else g.fast.stride) * g.pitch * g.halo_slow
         clocks = max(clocks, g.chunks * rows * _ROW_CLOCKS)
-        if not is_permuted(problem) and not collected_bytes(t.consumers, t.cta_n, 8, problem):
+        if not is_permuted(problem) and not collected_bytes(t.consumers, t.cta_n, problem):
             clocks = max(clocks, 64 * t.stack * min(t.cta_n, problem.K) * _ELEMENT_CLOCKS)
         # a consumer does not multiply while it stores
         outputs = 64 * t.stack * t.cta_n
@@ -329,20 +337,15 @@ def _full_barriers(t: _Tile, g: _Geometry) -> int:
 
 
 def _smem_bytes(t: _Tile, g: _Geometry, p: ConvProblem) -> int:
-    rest = 8 * (_full_barriers(t, g) + t.stages + 1 + t.consumers) + collected_bytes(t.consumers, t.cta_n, 8, p)
+    rest = 8 * (_full_barriers(t, g) + t.stages + 1 + t.consumers) + collected_bytes(t.consumers, t.cta_n, p)
     if t.streamed:
         return t.stages * (g.plane_bytes + -(-g.weight_bytes // g.chunks // 1024) * 1024) + rest
     return -(-g.weight_bytes // 1024) * 1024 + t.stages * g.chunks * g.plane_bytes + rest
 
 
-def _launched_registers(t: _Tile) -> int:
-    """Registers of every thread at launch."""
-    return min(255, 65536 // ((t.consumers + 1) * 128) // 8 * 8)
-
-
 def _consumer_registers(t: _Tile) -> int:
     """Registers of a consumer's thread when the producer warpgroup keeps 24 (PTX ISA, setmaxnreg: multiples of 8)."""
-    return min(240, ((t.consumers + 1) * _launched_registers(t) - 24) // t.consumers // 8 * 8)
+    return min(240, ((t.consumers + 1) * launched_registers(t.consumers) - 24) // t.consumers // 8 * 8)
 
 
 def _activation_map(t: _Tile, g: _Geometry, p: ConvProblem) -> TensorMap:

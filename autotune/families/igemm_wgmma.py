@@ -9,7 +9,15 @@ from typing import NamedTuple
 from autotune.device import DeviceSpec
 from autotune.families import epilogue, tensor_cores
 from autotune.families.family import Family, Knob, Launch, Source, TensorMap, constants
-from autotune.families.wgmma import collected_bytes, filter_map, is_legal_n, is_permuted, lane_filters, wgmma_text
+from autotune.families.wgmma import (
+    collected_bytes,
+    filter_map,
+    is_legal_n,
+    is_permuted,
+    lane_filters,
+    launched_registers,
+    wgmma_text,
+)
 from autotune.problem import ConvProblem
 from autotune.trial import Config
 
@@ -93,6 +101,11 @@ class IgemmWgmma(Family):
             return "two warpgroups play ping-pong"
         if t.rows * t.cta_n // 2 + 56 > _REGISTERS[t.consumers]:
             return f"{t.rows * t.cta_n // 2} accumulators are too many for {t.consumers} consumers"
+        # one product's registers must be there from the beginning
+        if t.cta_n // 2 + 26 > launched_registers(t.consumers):
+            return (
+                f"a product of {t.cta_n} columns needs more than {launched_registers(t.consumers)} registers a thread"
+            )
         channel_bytes = p.C * p.dtype.bytes
         if t.chunk_bytes > 32 and t.chunk_bytes >= 2 * channel_bytes:
             return f"half of chunk_bytes={t.chunk_bytes} covers all {channel_bytes} bytes of channels"
@@ -175,7 +188,7 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
         outputs = t.cta_m * t.cta_n * problem.out_dtype.bytes
         # a thread stores its adjacent filters at once, or one by one; collected pixels take as long as 12 bytes would
         width = problem.out_dtype.bytes * (lane_filters(t.cta_n, problem) if is_permuted(problem) else 1)
-        width = 12 if _collected_bytes(t, problem) else min(16, width)
+        width = 12 if collected_bytes(t.consumers, t.cta_n, problem) else min(16, width)
         store = outputs / (1.5 * width) + 300 + (outputs / 4 if t.split_k > 1 else 0)
         # reading what belongs to the filters
         store += 500 if problem.epilogue.bias or problem.epilogue.scale == "channel" else 0
@@ -199,12 +212,7 @@ def _tiles(t: _Tile, p: ConvProblem) -> int:
 def _smem_bytes(t: _Tile, p: ConvProblem) -> int:
     filters = -(-t.cta_n * t.chunk_bytes // 1024) * 1024
     ring = t.stages * (t.cta_m * t.chunk_bytes + filters)
-    return ring + _collected_bytes(t, p) + 8 * (2 * t.stages + t.consumers)
-
-
-def _collected_bytes(t: _Tile, p: ConvProblem) -> int:
-    """Pixels of many filters are collected by four, so that the ring has room for as many stages as possible."""
-    return collected_bytes(t.consumers, t.cta_n, 4 if t.cta_n * p.out_dtype.bytes > 256 else 8, p)
+    return ring + collected_bytes(t.consumers, t.cta_n, p) + 8 * (2 * t.stages + t.consumers)
 
 
 def _corners(p: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -29,19 +29,24 @@ def wgmma_text(dtype: DType, columns: Iterable[int]) -> str:
     return "\n".join(["#ifdef __CUDACC_RTC__", *parts, "#endif"])
 
 
+def launched_registers(consumers: int) -> int:
+    """Registers of every thread at launch, of so many consumer warpgroups and a producer's."""
+    return min(255, 65536 // ((consumers + 1) * 128) // 8 * 8)
+
+
 def is_permuted(problem: ConvProblem) -> bool:
     """Whether filters divide into blocks of eight, so that a copy can hand adjacent ones to each thread."""
     return problem.K % 8 == 0
 
 
-def collected_bytes(consumers: int, cta_n: int, pixels: int, problem: ConvProblem) -> int:
-    """Shared memory in which each warp collects so many pixels before it writes them, 0 where it does not.
+def collected_bytes(consumers: int, cta_n: int, problem: ConvProblem) -> int:
+    """Shared memory in which each warp collects eight pixels before it writes them, 0 where it does not.
 
     Warps do so for many filters that are not permuted, in rows as ``Collected`` in epilogue.cuh states them.
     """
     if is_permuted(problem) or cta_n < 64:
         return 0
-    return consumers * 4 * pixels * ((-(-cta_n * problem.out_dtype.bytes // 16) + 1) | 1) * 16
+    return consumers * 4 * 8 * ((-(-cta_n * problem.out_dtype.bytes // 16) + 1) | 1) * 16
 
 
 def lane_filters(cta_n: int, problem: ConvProblem) -> int:
