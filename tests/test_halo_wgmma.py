@@ -192,6 +192,14 @@ def test_a_products_registers_must_be_there_before_any_are_reassigned() -> None:
             assert family.legal(three, replace(wide, K=207), H200) == said
 
 
+def test_weights_beside_which_collected_pixels_find_no_room_are_streamed() -> None:
+    # 156,672 bytes of weights and two tiles of 30,720 fit into 232,448, but not 17,920 of collected pixels too
+    odd = ConvProblem(N=1, C=192, H=56, W=56, K=129, R=3, S=1, padding=(1, 0), epilogue=Epilogue(out_dtype=DType.F32))
+    for layer, streamed in ((odd, {1}), (replace(odd, K=136), {0})):
+        tiles = [c for c in FAMILY.configs(layer, H200) if (c["cta_n"], c["stack"]) == (136, 1)]
+        assert {c["streamed"] for c in tiles} == streamed
+
+
 def test_taps_stacked_along_both_axes_by_hand() -> None:
     c = config(stack=2, stages=6, stack_fast=1)
     activation = FAMILY.launch(c, HEADLINE, H200).arguments[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from autotune.device import DeviceSpec
@@ -168,7 +168,7 @@ class HaloWgmma(Family):
         for columns in g.columns:
             if not is_legal_n(columns, p.dtype):
                 return f"a product of {columns} columns does not exist for {p.dtype}"
-        resident = g.weight_bytes + 2 * g.chunks * g.plane_bytes <= _MAX_SMEM
+        resident = _smem_bytes(replace(t, consumers=1, stages=2, streamed=0), g, p) <= _MAX_SMEM
         if not resident and not t.streamed:
             return f"{g.weight_bytes} bytes of weights and two halo tiles are more than shared memory holds"
         if t.streamed and resident:
