@@ -220,6 +220,70 @@ def test_the_database_of_another_program_is_refused(tmp_path: Path) -> None:
     refused(bare, "not a tuning database: it has no tables$")
 
 
+_LEFT: list[sqlite3.Connection] = []
+
+
+def leave(path: Path, journal: str, *statements: str, commit: bool = True) -> None:
+    """A process writes to a file and is killed: its journal stays beside it."""
+
+    def write() -> None:
+        connection = sqlite3.connect(path, isolation_level=None)
+        _LEFT.append(connection)  # never closed
+        connection.execute(f"PRAGMA journal_mode = {journal}")
+        connection.execute("PRAGMA cache_size = 1")
+        connection.execute("BEGIN")
+        for statement in statements:
+            connection.execute(statement)
+        if commit:
+            connection.execute("COMMIT")
+
+    assert in_a_fork(write) == "None"
+    assert engine.journal_of(path) is not None
+
+
+def test_a_file_of_another_program_with_a_write_ahead_log_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    leave(path, "WAL", "CREATE TABLE a (x)", "INSERT INTO a VALUES (1)")
+    log = tmp_path / "other.db-wal"
+    before = log.read_bytes()
+    refused(path, r"not a tuning database: it has the tables a$")
+    assert log.read_bytes() == before
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT x FROM a").fetchall() == [(1,)]
+
+
+def test_a_file_of_another_program_with_a_rollback_journal_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("CREATE TABLE a (x); INSERT INTO a VALUES (zeroblob(100000));")
+    change = ("UPDATE a SET x = randomblob(100000)", "INSERT INTO a SELECT randomblob(100000) FROM a")
+    leave(path, "DELETE", *change, commit=False)
+    journal = tmp_path / "other.db-journal"
+    before = journal.read_bytes()
+    refused(path, r"not a tuning database: it has the tables a$")
+    assert journal.read_bytes() == before
+
+
+def test_a_newer_schema_in_a_write_ahead_log_is_not_written(tmp_path: Path, sound: Path) -> None:
+    path = tmp_path / "tuning.db"
+    shutil.copy(sound, path)
+    leave(path, "WAL", f"UPDATE {VERSION_TABLE} SET version_num = '0999'")
+    log = tmp_path / "tuning.db-wal"
+    before = log.read_bytes()
+    refused(path, "schema 0999 is newer than ")
+    assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize("journal", ["WAL", "DELETE"])
+def test_what_a_killed_writer_left_is_taken_up(tmp_path: Path, sound: Path, journal: str) -> None:
+    path = tmp_path / "tuning.db"
+    shutil.copy(sound, path)
+    leave(path, journal, "DELETE FROM trial", "DELETE FROM record", commit=journal == "WAL")
+    with Store(path) as store:
+        assert len(store.trials(layer(), GPU)) == (0 if journal == "WAL" else 40)
+        assert store.check() == []
+
+
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sound") / "tuning.db"
@@ -460,6 +524,37 @@ def test_a_database_in_a_read_only_directory_serves_look_ups(shipped: Path) -> N
 
     assert as_reader(look) == str((40, f"{shipped}: read-only"))
     assert names(shipped.parent) == ["tuning.db"]
+
+
+def test_what_others_write_later_does_not_disturb_a_reader_without_permission(shipped: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can be the writer whom the reader may not imitate")
+    shipped.parent.chmod(0o755)
+    shipped.chmod(0o644)
+    told, tell = os.pipe()
+    ready, done = os.pipe()
+
+    def look() -> object:
+        with Store(shipped) as store:
+            os.write(tell, b"1")
+            os.read(ready, 1)
+            assert store.check() == []
+            return len(store.trials(layer(), GPU)), store.best(layer(), GPU) == record()
+
+    writer = os.fork()
+    if writer == 0:
+        try:
+            os.read(told, 1)
+            with Store(shipped) as store:
+                for i in range(40, 400):
+                    store.add_trial(trial(i))
+                store.replace(record(1.0))
+            os.write(done, b"1")
+        finally:
+            os._exit(0)
+    assert as_reader(look) == str((40, True))
+    os.waitpid(writer, 0)
+    assert as_reader(lambda: len(Store(shipped).trials(layer(), GPU))) == "400"
 
 
 def test_a_reader_without_permission_sees_what_a_live_writer_commits(shipped: Path) -> None:

@@ -23,6 +23,7 @@ from sqlalchemy.pool import QueuePool
 
 BUSY_S = 30.0  # how long a lock of another process is waited for
 _HEADER_BYTES = 100
+_ATTEMPTS = 5  # to read a whole file that others may be writing to
 _LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL's word for it
 # a database named by URL: percent-encoded, so that every path can be written
 _SQLITE_URL = re.compile(r"sqlite(?:\+pysqlite)?://(?:/(?P<path>[^?]*))?")
@@ -148,17 +149,26 @@ def sync_names(folder: Path) -> None:
 
 
 def open_sqlite(path: Path | None, *, read_only: bool = False, foreign_keys: bool = True) -> Engine:
-    """An engine on an existing SQLite file, or on a new database in memory. Connections are made on demand."""
-    uri = f"file://{quote(os.fsencode(path))}" if path else "file::memory:"
-    if read_only and path:
-        uri += "?mode=ro" + _immutable(path, f"{uri}?mode=ro")
-    elif path:
-        uri += "?mode=rw"
+    """An engine on an existing SQLite file, or on a new database in memory. Connections are made on demand.
+
+    read_only: a file in write-ahead mode that lies where no journal can be made is read as it is now, into memory,
+    since whoever can write there may change it; on a file system that nobody can write it is read in place.
+    """
+    uri = sqlite_uri(path, "ro" if read_only else "rw") if path else "file::memory:"
+    content = None
+    if read_only and path and _needs_journal(path):
+        if _is_unchangeable(path):
+            uri += "&immutable=1"
+        else:
+            content = _content(path)
 
     def connect() -> sqlite3.Connection:
+        target = uri if content is None else "file::memory:"
         # isolation_level None: transactions are begun below, not by the driver
-        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(target, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
+            if content is not None:
+                connection.deserialize(content)
             prepare(connection)
         except sqlite3.Error:
             connection.close()
@@ -173,7 +183,7 @@ def open_sqlite(path: Path | None, *, read_only: bool = False, foreign_keys: boo
             connection.create_function("ln", 1, math.log, deterministic=True)
 
     # a database in memory lives as long as its only connection
-    size, overflow = (8, -1) if path else (1, 0)
+    size, overflow = (8, -1) if path and content is None else (1, 0)
     pool: dict[str, Any] = {"poolclass": QueuePool, "pool_size": size, "max_overflow": overflow}
     engine = create_engine("sqlite://", creator=connect, json_deserializer=_json, **pool)
     event.listen(engine, "begin", _begin)
@@ -205,18 +215,41 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _immutable(path: Path, uri: str) -> str:
-    """The URI option that a WAL database needs in a directory where no journal can be made; none where one is there."""
-    connection = sqlite3.connect(uri, uri=True)
-    try:
-        connection.execute("SELECT count(*) FROM sqlite_master")
-    except sqlite3.OperationalError:
-        if journal_of(path):
-            raise StoreError("read-only, with rows left in its -wal file: open it where it can be written") from None
-        return "&immutable=1"
-    finally:
-        connection.close()
-    return ""
+def sqlite_uri(path: Path, mode: str) -> str:
+    """What SQLite opens a file by, whatever its name."""
+    return f"file://{quote(os.fsencode(path))}?mode={mode}"
+
+
+def _needs_journal(path: Path) -> bool:
+    """Whether SQLite refuses to read a file, since it can make no journal; StoreError where one is there."""
+    with closing(sqlite3.connect(sqlite_uri(path, "ro"), uri=True)) as connection:
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master")
+        except sqlite3.OperationalError:
+            if journal_of(path):
+                raise StoreError(
+                    "read-only, with rows left in its -wal file: open it where it can be written"
+                ) from None
+            return True
+    return False
+
+
+def _is_unchangeable(path: Path) -> bool:
+    """True on a file system that is mounted for reading only."""
+    return hasattr(os, "statvfs") and bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+def _content(path: Path) -> bytes:
+    """A database as it was at one moment, for memory; StoreError when others keep writing to it."""
+    for _ in range(_ATTEMPTS):
+        before = path.stat()
+        content = bytearray(path.read_bytes())
+        after = path.stat()
+        if (before.st_ino, before.st_size, before.st_mtime_ns) == (after.st_ino, after.st_size, after.st_mtime_ns):
+            # in memory there is no write-ahead log (SQLite, "Database File Format", file format version numbers)
+            content[18:20] = b"\1\1"
+            return bytes(content)
+    raise StoreError("read-only, and others write to it: open it again later")
 
 
 def open_server(text: str) -> Engine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
+from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,12 +14,14 @@ from sqlalchemy import Connection, Engine, String, column, inspect, select, tabl
 
 from autotune.resources import folder
 from autotune.store.engine import (
+    BUSY_S,
     Location,
     NoDatabase,
     StoreError,
     is_writable,
     journal_of,
     open_sqlite,
+    sqlite_uri,
     sync,
     sync_names,
 )
@@ -37,13 +40,48 @@ def version(connection: Connection) -> str | None:
     names = inspect(connection).get_table_names()
     if not names:
         return None
-    if VERSION_TABLE not in names:
-        raise StoreError(f"not a tuning database: it has the tables {', '.join(sorted(names)[:5])}")
+    _check_tables(names)
     query = select(column("version_num", String)).select_from(table(VERSION_TABLE))
     found = connection.execute(query).scalars().all()
     if len(found) != 1 or not found[0]:
         raise StoreError(f"damaged: {VERSION_TABLE} holds {len(found)} rows in place of one with the schema's version")
     return " ".join(str(found[0]).split())
+
+
+def recognise(path: Path) -> None:
+    """StoreError where a file with a journal beside it is no tuning database, or a newer one; it is only read.
+
+    Opening it for writing would move its journal into it.
+    """
+    for mode in ("ro", "ro&immutable=1"):
+        with closing(sqlite3.connect(sqlite_uri(path, mode), uri=True, timeout=BUSY_S)) as connection:
+            try:
+                names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+                found = None
+                if VERSION_TABLE in names:
+                    found = next(iter(connection.execute(f"SELECT version_num FROM {VERSION_TABLE}")), (None,))[0]
+            except sqlite3.OperationalError:
+                # a rollback journal can only be used by who writes: what is in the file without it must do
+                if mode == "ro":
+                    continue
+                raise
+        _check_tables(names)
+        if found is not None:
+            _check_version(str(found))
+        return
+
+
+def _check_tables(names: Sequence[str]) -> None:
+    if VERSION_TABLE not in names:
+        tables = f"the tables {', '.join(sorted(names)[:5])}" if names else "no tables"
+        raise StoreError(f"not a tuning database: it has {tables}")
+
+
+def _check_version(found: str) -> None:
+    if found != SCHEMA_VERSION and found not in _revisions():
+        raise StoreError(
+            f"schema {found} is newer than {SCHEMA_VERSION}, the newest that this version knows: upgrade conv-autotune"
+        )
 
 
 def prepare(engine: Engine, location: Location, create: bool) -> str | None:
@@ -57,13 +95,11 @@ def prepare(engine: Engine, location: Location, create: bool) -> str | None:
     if found == SCHEMA_VERSION:
         return None
     if found is None and location.path:
-        raise StoreError("not a tuning database: it has no tables")
+        _check_tables([])
     if found is None and location.server and not create:
         raise NoDatabase("there is no tuning database: it has no tables")
-    if found and found not in _revisions():
-        raise StoreError(
-            f"schema {found} is newer than {SCHEMA_VERSION}, the newest that this version knows: upgrade conv-autotune"
-        )
+    if found:
+        _check_version(found)
     if location.path and not is_writable(location.path):
         raise StoreError(
             f"read-only with schema {found}, and this version needs {SCHEMA_VERSION}: upgrade a copy of it"

@@ -286,6 +286,8 @@ class Store:
                 raise NoDatabase("there is no database")
             schema.create_file(path)
         read_only = not engines.is_writable(path)
+        if not read_only and engines.journal_of(path):
+            schema.recognise(path)
         return engines.open_sqlite(path, read_only=read_only), "read-only" if read_only else ""
 
     def _prepare(self) -> str | None:
