@@ -64,6 +64,11 @@ class Status(StrEnum):
     TIMEOUT = "timeout"  # it did not end
 
 
+# what every database takes, so that a table read from one can be written to another
+_LARGEST = 2**31 - 1
+_ENDLESS_US = 1e30
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """Times of one config. time_us: median over the samples. spread_us: interquartile range. samples: their number.
@@ -79,9 +84,9 @@ class Measurement:
     condition: str
 
     def __post_init__(self) -> None:
-        if not (0 < self.time_us < float("inf") and 0 <= self.spread_us < float("inf")):
+        if not (0 < self.time_us < _ENDLESS_US and 0 <= self.spread_us < _ENDLESS_US):
             raise ValueError(f"{self.time_us} us with a spread of {self.spread_us} us is not a time")
-        if min(self.samples, self.launches) < 1:
+        if not (1 <= self.samples <= _LARGEST and 1 <= self.launches <= _LARGEST):
             raise ValueError(f"{self.samples} samples of {self.launches} launches are not a measurement")
 
 
@@ -100,6 +105,14 @@ class Provenance:
     clock_mhz: int | None = None
     temperature_c: int | None = None
     created_at: str
+
+    def __post_init__(self) -> None:
+        for name in ("harness", "clock_mhz", "temperature_c"):
+            if abs(getattr(self, name) or 0) > _LARGEST:
+                raise ValueError(f"{name} has more than 32 bits")
+        for name in ("kernel_digest", "compiler", "driver", "created_at"):
+            if "\0" in getattr(self, name):
+                raise ValueError(f"{name} holds a NUL character")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

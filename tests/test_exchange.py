@@ -230,7 +230,7 @@ def _nested(part: str, **changes: Any) -> Callable[[], dict[str, Any]]:
         *(
             (_nested("device_spec", **change), "device_spec does not describe a device: sm_count and rates must be ")
             for change in (
-                *({"sm_count": count} for count in (0, -1)),
+                *({"sm_count": count} for count in (0, -1, 2**31)),
                 *({"bytes_per_s": rate} for rate in (0, -1.0, float("inf"), float("nan"))),
                 *({"rates": [["f32", 1.0], ["f16", rate]]} for rate in (0, -1.0, float("inf"), float("nan"))),
             )
@@ -239,6 +239,16 @@ def _nested(part: str, **changes: Any) -> Callable[[], dict[str, Any]]:
         (_nested("device_spec", sm_count="132"), "sm_count must be an integer, not '132'"),
         (lambda: entry(time_us=10**400), "time_us has more than 64 bits"),
         (lambda: entry(knobs=[["cta_m", 2**63]]), "cta_m has more than 64 bits"),
+        (lambda: entry(samples=2**31), f"{2**31} samples of "),
+        (lambda: entry(samples=7, launches=2**31), f"7 samples of {2**31} launches"),
+        (lambda: entry(time_us=1e30), "1e+30 us with a spread of "),
+        (lambda: entry(time_us=1, spread_us=1e30), "1.0 us with a spread of 1e+30 us is not a time"),
+        (_nested("provenance", harness=2**31), "harness has more than 32 bits"),
+        (_nested("provenance", clock_mhz=2**31), "clock_mhz has more than 32 bits"),
+        (_nested("provenance", temperature_c=-(2**31)), "temperature_c has more than 32 bits"),
+        (_nested("provenance", driver="driver\0"), "driver holds a NUL character"),
+        (lambda: entry(condition="cold\0"), "condition holds a NUL character"),
+        (_nested("device_spec", name="H200\0"), "name holds a NUL character"),
         (lambda: entry(knobs=[["a", 1], ["a", 2]], config="igemm_mma-a1-a2"), "a knob is given twice"),
     ],
 )

@@ -186,8 +186,21 @@ def test_the_tables_refuse_what_is_not_a_time(store: Store, bad: dict[str, float
 
 def test_an_integer_that_no_table_takes_is_an_error_of_the_store(store: Store) -> None:
     with pytest.raises(StoreError, match=r"(too large|out of range)"):
-        store.offer(replace(record(), measurement=replace(measurement(1.0), samples=2**70)))
-    assert store.records() == []
+        store.add_trial(replace(trial(), registers=2**70))
+    assert store.trials(layer(), GPU) == []
+
+
+def test_what_a_value_may_be_every_table_takes(store: Store) -> None:
+    largest = replace(measurement(9e29), spread_us=9e29, samples=2**31 - 1, launches=2**31 - 1)
+    made = {"harness": 2**31 - 1, "clock_mhz": 2**31 - 1, "temperature_c": 1 - 2**31}
+    kept = replace(record(), measurement=largest, provenance=replace(record().provenance, **made))
+    store.replace(kept)
+    assert store.best(layer(), GPU) == kept
+    for wrong in (2**31, -(2**31)):
+        with pytest.raises(ValueError, match="clock_mhz has more than 32 bits"):
+            replace(record().provenance, clock_mhz=wrong)
+    with pytest.raises(ValueError, match="samples of"):
+        replace(largest, samples=2**31)
 
 
 def test_threads_share_a_store(store: Store) -> None:

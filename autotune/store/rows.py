@@ -44,6 +44,8 @@ def member(values: Mapping[str, Any], name: str, *types: type) -> Any:
     value = values[name]
     if type(value) is int and value not in _INTEGERS:
         raise ValueError(f"{name} has more than 64 bits")
+    if type(value) is str and "\0" in value:
+        raise ValueError(f"{name} holds a NUL character")
     if type(value) in (int, float) and float in types:
         # of the two zeros, which are equal but are written differently, the plain one
         value = float(value) + 0.0
@@ -84,7 +86,7 @@ def spec_of(values: object) -> DeviceSpec:
         per_s = (spec.bytes_per_s, spec.rate(DType.F32), *(rate for _, rate in rates))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"device_spec does not describe a device: {error!r}") from None
-    if spec.sm_count < 1 or not all(0 < rate < math.inf for rate in per_s):
+    if not 1 <= spec.sm_count < 2**31 or not all(0 < rate < math.inf for rate in per_s):
         raise ValueError("device_spec does not describe a device: sm_count and rates must be positive and finite")
     return spec
 
