@@ -213,12 +213,18 @@ def test_stale_rows_are_listed_with_the_reason(
     assert status == 0
     assert LAYER_TEXT in out.splitlines()[1]
     assert reason in out.splitlines()[1]
+    trials = out.splitlines()[-1]
+    assert "direct_cpu" in trials
+    assert f"3 trials  {reason}" in trials
     assert err.endswith(": 1 of 1 records and 3 of 3 trials are stale\n")
     status, out, _ = autotune("db", "stale", "--json")
     listed = json.loads(out)
     assert (listed["records"], listed["trials"], listed["stale_trials"]) == (1, 3, 3)
     assert [one["layer"] for one in listed["stale"]] == [LAYER_TEXT]
     assert listed["stale"][0]["why"].startswith(reason)
+    (group,) = listed["trials_by_reason"]
+    assert (group["family"], group["trials"]) == ("direct_cpu", 3)
+    assert group["why"].startswith(reason)
 
 
 def test_tune_stale_renews_every_stale_layer(autotune: Callable[..., tuple[int, str, str]], database: Path) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def stale(db: Database = None, as_json: AsJson = False) -> None:
-    """List records whose kernel source, compiler or driver changed.
+    """List records whose kernel source, compiler or driver changed, and count such trials.
 
     And why. They still serve, once verified; autotune tune --stale renews those of this machine's devices. Of a device
     whose compiler is not installed here, no record is stale; of one that is not here, the driver is not looked at.
@@ -31,15 +31,30 @@ def stale(db: Database = None, as_json: AsJson = False) -> None:
         records, trials, url = store.records(shipped=False), store.provenances(), store.url
     judge = Freshness(drivers=drivers({record.device.key for record in records}))
     found = [(record, why) for record in records if (why := judge.why_stale(record))]
-    count = sum(count for trial, count in trials if judge.why_stale(trial))
-    total = sum(count for _, count in trials)
+    groups = [(trial, count, why) for trial, count in trials if (why := judge.why_stale(trial))]
+    count, total = sum(count for _, count, _ in groups), sum(count for _, count in trials)
+    rows = sorted((trial.device.key, trial.config.family, count, why) for trial, count, why in groups)
     if as_json:
         listed = [choice_object(r.problem, r.device, "exact", r.config, r, why) for r, why in found]
-        print_json({"db": url, "stale": listed, "records": len(records), "trials": total, "stale_trials": count})
+        counted = {"records": len(records), "trials": total, "stale_trials": count}
+        names = ("device", "family", "trials", "why")
+        print_json(
+            {
+                "db": url,
+                "stale": listed,
+                **counted,
+                "trials_by_reason": [dict(zip(names, row, strict=True)) for row in rows],
+            }
+        )
         return
     if found:
         table = [(record.device.key, str(record.problem), record.config.name, why) for record, why in found]
         print_table(("device", "layer", "config", "why"), table)
+    if rows:
+        if found:
+            typer.echo()
+        table = [(device, family, f"{count} trials", why) for device, family, count, why in rows]
+        print_table(("device", "family", "trials", "why"), table)
     notice(f"{url}: {len(found)} of {len(records)} records and {count} of {total} trials are stale")
 
 
