@@ -204,17 +204,31 @@ def test_an_upgrade_that_fails_changes_nothing(old: str, newer: Path) -> None:
         _query(old, "SELECT note FROM layer")
 
 
+_UPGRADING = (
+    "from pathlib import Path\n"
+    "from autotune.store import schema\n"
+    "schema.migrations = lambda: Path(sys.argv[2]); schema.SCHEMA_VERSION = '9999'\n"
+    "with Store(sys.argv[1]) as store: store.add_trial(samples.trial(int(sys.argv[3])))\n"
+)
+
+
 def test_processes_upgrading_at_once_upgrade_once(old: str, newer: Path) -> None:
-    code = (
-        "from pathlib import Path\n"
-        "from autotune.store import schema\n"
-        "schema.migrations = lambda: Path(sys.argv[2]); schema.SCHEMA_VERSION = '9999'\n"
-        "with Store(sys.argv[1]) as store: store.add_trial(samples.trial(int(sys.argv[3])))\n"
-    )
-    run_at_once(code, [(old, newer, number) for number in range(1, 5)])
+    run_at_once(_UPGRADING, [(old, newer, number) for number in range(1, 5)])
     with Store(old) as store:
         assert len(store.trials(layer(), GPU)) == 5
     assert len(_backups(old)) == 1
+
+
+def test_a_store_that_was_open_before_an_upgrade_writes_no_more(
+    old: str, newer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    with Store(old) as store:
+        run_at_once(_UPGRADING, [(old, newer, 1)])
+        with pytest.raises(StoreError, match=f"schema 9999 is newer than {SCHEMA_VERSION}"):
+            store.add_trial(trial(2))
+        assert store.best(layer(), GPU) == record()
+    assert _query(old, "SELECT count(*) FROM trial") == [(2,)]
 
 
 def test_a_newer_database_is_refused_and_left_alone(old: str, newer: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from autotune.store.engine import (
 )
 from autotune.store.models import SCHEMA_VERSION, VERSION_TABLE
 
+_VERSIONS = select(column("version_num", String)).select_from(table(VERSION_TABLE))
 _UPGRADE_LOCK = 0x61757475  # PostgreSQL advisory lock, held while the tables are made or changed
 
 
@@ -41,8 +42,7 @@ def version(connection: Connection) -> str | None:
     if not names:
         return None
     _check_tables(names)
-    query = select(column("version_num", String)).select_from(table(VERSION_TABLE))
-    found = connection.execute(query).scalars().all()
+    found = connection.execute(_VERSIONS).scalars().all()
     if len(found) != 1 or not found[0]:
         raise StoreError(f"damaged: {VERSION_TABLE} holds {len(found)} rows in place of one with the schema's version")
     return " ".join(str(found[0]).split())
@@ -82,6 +82,12 @@ def _check_version(found: str) -> None:
         raise StoreError(
             f"schema {found} is newer than {SCHEMA_VERSION}, the newest that this version knows: upgrade conv-autotune"
         )
+
+
+def check_unchanged(connection: Connection) -> None:
+    """StoreError where another process has upgraded the tables since they were opened."""
+    for found in connection.execute(_VERSIONS).scalars():
+        _check_version(str(found))
 
 
 def prepare(engine: Engine, location: Location, create: bool) -> str | None:

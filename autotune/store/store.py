@@ -324,6 +324,8 @@ class Store:
             with engine.connect() as connection:
                 connection.execution_options(writes=writes)
                 with connection.begin():
+                    if writes:
+                        schema.check_unchanged(connection)
                     yield connection
 
     @contextmanager
