@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import typer
@@ -29,33 +30,32 @@ def stale(db: Database = None, as_json: AsJson = False) -> None:
 
     with Store(db, create=False) as store:
         records, trials, url = store.records(shipped=False), store.provenances(), store.url
-    judge = Freshness(drivers=drivers({record.device.key for record in records}))
+    devices = {record.device.key for record in records} | {trial.device.key for trial, _ in trials}
+    judge = Freshness(drivers=drivers(devices))
     found = [(record, why) for record in records if (why := judge.why_stale(record))]
-    groups = [(trial, count, why) for trial, count in trials if (why := judge.why_stale(trial))]
-    count, total = sum(count for _, count, _ in groups), sum(count for _, count in trials)
-    rows = sorted((trial.device.key, trial.config.family, count, why) for trial, count, why in groups)
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for trial, count in trials:
+        if why := judge.why_stale(trial):
+            counts[trial.device.key, trial.config.family, why] += count
+    stale_trials, total = counts.total(), sum(count for _, count in trials)
     if as_json:
         listed = [choice_object(r.problem, r.device, "exact", r.config, r, why) for r, why in found]
-        counted = {"records": len(records), "trials": total, "stale_trials": count}
-        names = ("device", "family", "trials", "why")
-        print_json(
-            {
-                "db": url,
-                "stale": listed,
-                **counted,
-                "trials_by_reason": [dict(zip(names, row, strict=True)) for row in rows],
-            }
-        )
+        reasons = [
+            {"device": device, "family": family, "trials": count, "why": why}
+            for (device, family, why), count in sorted(counts.items())
+        ]
+        counted = {"records": len(records), "trials": total, "stale_trials": stale_trials}
+        print_json({"db": url, "stale": listed, **counted, "trials_by_reason": reasons})
         return
     if found:
         table = [(record.device.key, str(record.problem), record.config.name, why) for record, why in found]
         print_table(("device", "layer", "config", "why"), table)
-    if rows:
+    if counts:
         if found:
             typer.echo()
-        table = [(device, family, f"{count} trials", why) for device, family, count, why in rows]
+        table = [(device, family, f"{count} trials", why) for (device, family, why), count in sorted(counts.items())]
         print_table(("device", "family", "trials", "why"), table)
-    notice(f"{url}: {len(found)} of {len(records)} records and {count} of {total} trials are stale")
+    notice(f"{url}: {len(found)} of {len(records)} records and {stale_trials} of {total} trials are stale")
 
 
 def renew_stale(store: Store, device: Device, problem: ConvProblem | None, as_json: bool) -> None:

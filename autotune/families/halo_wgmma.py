@@ -33,9 +33,7 @@ _TAP_CLOCKS = 0.25  # and for each further tap where adjacent pixels add them up
 _ELEMENT_CLOCKS = 1.2  # of an output stored by itself
 _STREAM_BYTES = 40.0  # a clock and multiprocessor, of tiles and streamed weights
 _STREAM_CLOCKS = 1900.0  # until a copy of both begins to arrive
-_DEPTH_BYTES = (
-    65536  # of tiles in shared memory: with fewer a block waits, with more the blocks delay each other's first tile
-)
+_DEPTH_BYTES = 65536  # of tiles in shared memory: with fewer a block waits, with more all first tiles are late
 
 
 @dataclass(frozen=True, slots=True)

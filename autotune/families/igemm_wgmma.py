@@ -102,10 +102,9 @@ class IgemmWgmma(Family):
         if t.rows * t.cta_n // 2 + 56 > _REGISTERS[t.consumers]:
             return f"{t.rows * t.cta_n // 2} accumulators are too many for {t.consumers} consumers"
         # one product's registers must be there from the beginning
-        if t.cta_n // 2 + 26 > launched_registers(t.consumers):
-            return (
-                f"a product of {t.cta_n} columns needs more than {launched_registers(t.consumers)} registers a thread"
-            )
+        launched = launched_registers(t.consumers)
+        if t.cta_n // 2 + 26 > launched:
+            return f"a product of {t.cta_n} columns needs more than {launched} registers a thread"
         channel_bytes = p.C * p.dtype.bytes
         if t.chunk_bytes > 32 and t.chunk_bytes >= 2 * channel_bytes:
             return f"half of chunk_bytes={t.chunk_bytes} covers all {channel_bytes} bytes of channels"

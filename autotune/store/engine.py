@@ -239,7 +239,7 @@ def _is_unchangeable(path: Path) -> bool:
     return hasattr(os, "statvfs") and bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path) -> bytearray:
     """A database as it was at one moment, for memory; StoreError when others keep writing to it."""
     for _ in range(_ATTEMPTS):
         before = path.stat()
@@ -248,7 +248,7 @@ def _content(path: Path) -> bytes:
         if (before.st_ino, before.st_size, before.st_mtime_ns) == (after.st_ino, after.st_size, after.st_mtime_ns):
             # in memory there is no write-ahead log (SQLite, "Database File Format", file format version numbers)
             content[18:20] = b"\1\1"
-            return bytes(content)
+            return content
     raise StoreError("read-only, and others write to it: open it again later")
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from autotune.device import DeviceSpec
 from autotune.problem import ConvProblem, DType
-from autotune.trial import Config, Measurement, Provenance, Record, Status, Trial
+from autotune.trial import LARGEST_INTEGER, Config, Measurement, Provenance, Record, Status, Trial
 
 Values = dict[str, Any]
 _Parts = TypeVar("_Parts", Measurement, Provenance)
@@ -86,8 +86,9 @@ def spec_of(values: object) -> DeviceSpec:
         per_s = (spec.bytes_per_s, spec.rate(DType.F32), *(rate for _, rate in rates))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"device_spec does not describe a device: {error!r}") from None
-    if not 1 <= spec.sm_count < 2**31 or not all(0 < rate < math.inf for rate in per_s):
-        raise ValueError("device_spec does not describe a device: sm_count and rates must be positive and finite")
+    if not 1 <= spec.sm_count <= LARGEST_INTEGER or not all(0 < rate < math.inf for rate in per_s):
+        wanted = "sm_count and rates must be positive and finite, and sm_count below 2^31"
+        raise ValueError(f"device_spec does not describe a device: {wanted}")
     return spec
 
 

@@ -6,11 +6,14 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, String, column, inspect, select, table
+from sqlalchemy import Connection, Engine, String, column, create_engine, inspect, select, table
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
 
 from autotune.resources import folder
 from autotune.store.engine import (
@@ -51,24 +54,19 @@ def version(connection: Connection) -> str | None:
 def recognise(path: Path) -> None:
     """StoreError where a file with a journal beside it is no tuning database, or a newer one; it is only read.
 
-    Opening it for writing would move its journal into it.
+    Opening it for writing would move its journal into it. A file that cannot be read without is not judged.
     """
+    # a rollback journal can only be used by who writes: what is in the file without it must do
     for mode in ("ro", "ro&immutable=1"):
-        with closing(sqlite3.connect(sqlite_uri(path, mode), uri=True, timeout=BUSY_S)) as connection:
-            try:
-                names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-                found = None
-                if VERSION_TABLE in names:
-                    found = next(iter(connection.execute(f"SELECT version_num FROM {VERSION_TABLE}")), (None,))[0]
-            except sqlite3.OperationalError:
-                # a rollback journal can only be used by who writes: what is in the file without it must do
-                if mode == "ro":
-                    continue
-                raise
-        _check_tables(names)
-        if found is not None:
-            _check_version(str(found))
-        return
+        connect = partial(sqlite3.connect, sqlite_uri(path, mode), uri=True, timeout=BUSY_S)
+        engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
+        with suppress(DBAPIError), engine.connect() as connection:
+            found = version(connection)
+            if found is None:
+                _check_tables([])
+            else:
+                _check_version(found)
+            return
 
 
 def _check_tables(names: Sequence[str]) -> None:
