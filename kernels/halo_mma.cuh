@@ -146,7 +146,7 @@ struct HaloMma {
 #pragma unroll
     for (int j = 0; j < fragments_n; ++j) {
       const int n = j * 8 + lane % 4 * 2;
-      const auto of = epilogue.template filters<2>(n0 + n, Problem::K);
+      const auto of = epilogue.template filters<false, 2>(n0 + n, Problem::K);
 #pragma unroll
       for (int o = 0; o < rows; ++o)
 #pragma unroll

@@ -88,7 +88,7 @@ struct HaloWgmma {
   static constexpr int ring_offset = streamed ? 0 : padded_weight_bytes;
   // finished pixels of each consumer's warp, where they begin anywhere
   static constexpr bool collected = !Problem::permuted && cta_n >= 64;
-  using Finished = Collected<Output, cta_n, 8, (across ? 1ll : Problem::Q) * Problem::K,
+  using Finished = Collected<Output, cta_n, (across ? 1ll : Problem::Q) * Problem::K,
                              across && sizeof(Output) == 2 && tile_f == 8 && Problem::Q % 8 == 0>;
   static constexpr int collected_offset = ring_offset + stages * stage_bytes;
   static constexpr int barrier_offset = collected_offset + (collected ? consumers * 4 * Finished::bytes : 0);
@@ -259,7 +259,7 @@ struct HaloWgmma {
         if (!Config::stack_fast && !collected && !inside) continue;
         const s64 at = image + (f * pixel_f + s * pixel_s) * Problem::K;
         Output* const pixel = output + at;
-        const Finished finished{rows, first + (tile.f * pixel_f + s * pixel_s) * Problem::K, 0};
+        const Finished finished{rows, first + (tile.f * pixel_f + s * pixel_s) * Problem::K};
         char* const place = finished.place(lane / 4, quad * lane_filters);
 #pragma unroll
         for (int n = 0; n < cta_n; n += block_filters) {
@@ -350,7 +350,7 @@ struct HaloWgmma {
       Filters filters;
 #pragma unroll
       for (int i = 0; i < cta_n / block_filters; ++i)
-        filters[i] = epilogue.template filters<lane_filters>(n0 + i * block_filters + lane % 4 * lane_filters, Problem::K);
+        filters[i] = epilogue.template filters<Problem::permuted, lane_filters>(n0 + i * block_filters + lane % 4 * lane_filters, Problem::K);
       if (!streamed && count > group) ptx::barrier_wait(loaded, 0);
       auto wait_full = [&](int part) { ptx::barrier_wait(full + part % full_barriers * 8, (part / full_barriers) & 1); };
       auto release = [&](int part) {

@@ -272,7 +272,7 @@ struct IgemmMma {
 #pragma unroll
     for (int j = 0; j < fragments_n; ++j) {
       const int column = warp_column + j * 8 + lane % 4 * 2, n = n0 + column, present = filters - n;
-      const auto of = epilogue.template filters<2>(group * filters + n, (group + 1) * filters);
+      const auto of = epilogue.template filters<false, 2>(group * filters + n, (group + 1) * filters);
 #pragma unroll
       for (int i = 0; i < fragments_m; ++i)
 #pragma unroll

@@ -1,6 +1,6 @@
 // igemm_wgmma: forward convolution in NHWC as an implicit matrix product with warpgroup products, for sm_90a.
 //
-// gemm_m = N*P*Q output pixels, gemm_n = K filters, gemm_k = R*S*C, walked tap by tap in slices of chunk_bytes of channels.
+// gemm_m = N*P*Q output pixels, gemm_n = K filters, gemm_k = R*S*C, walked in slices: a tap and chunk_bytes of channels.
 // Persistent blocks walk over tiles. One producer warp keeps a ring of slices filled: the tensor engine gathers a slice's
 // pixels in im2col mode, padding and ragged edges as zeros, and brings the filters. Consumers either share a tile
 // (cooperative: each takes its own rows) or take tiles in turn, one multiplying while the other stores (ping-pong).
@@ -10,11 +10,14 @@
 //
 // Filters are copied permuted such that thread q of a quad ends with adjacent ones: `lane_filters` of each block of four
 // times as many. Where their number is no multiple of eight they are not, and pixels begin anywhere: of many filters each
-// warp collects eight pixels in shared memory and writes out each as adjacent words. With split_k > 1 several tiles share one output tile's gemm_k; the last to arrive adds up, in order.
+// warp collects eight pixels in shared memory and writes out each as adjacent vectors.
 //
-// Config:  rows (of 64 pixels a consumer), cta_n, chunk_bytes, consumers, pingpong, stages, split_k, cluster.
-// Problem: the layer's extents, `Element` (f16, bf16, s8), what the family derives (lane_filters, permuted), and what
-// epilogue.cuh reads.
+// With split_k > 1 several items share one tile's gemm_k; the last to arrive adds up, in order. With `even` a tile is a little
+// smaller than what its rows could hold: the last ones are multiplied too, and not stored, but all blocks end together.
+//
+// Config:  rows (of 64 pixels a consumer), cta_n, chunk_bytes, consumers, pingpong, stages, split_k, cluster, even.
+// Problem: the layer's extents, `Element` (f16, bf16, s8), what the family derives (lane_filters, permuted, tile_m: pixels
+// from a tile to the next), and what epilogue.cuh reads.
 #pragma once
 #include "epilogue.cuh"
 
@@ -29,14 +32,15 @@ struct IgemmWgmma {
   static constexpr int consumer_m = 64 * Config::rows, cta_m = consumer_m * sharing, cta_n = Config::cta_n;
   static constexpr s64 gemm_m = s64(Problem::N) * Problem::P * Problem::Q;
   static constexpr int cluster = Config::cluster;  // blocks; their last tiles may lie beyond all pixels
-  static constexpr int tiles_m = int((gemm_m + cluster * cta_m - 1) / (cluster * cta_m)) * cluster;
+  static constexpr int tile_m = Problem::tile_m;
+  static constexpr int tiles_m = int((gemm_m + cluster * tile_m - 1) / (cluster * tile_m)) * cluster;
   static constexpr int tiles_n = ceil_div(Problem::K, cta_n), tiles = tiles_m * tiles_n;
   static constexpr int items = tiles / cluster * split_k;  // of a cluster
 
   static constexpr int row_bytes = Config::chunk_bytes, k_steps = row_bytes / 32;
   static constexpr int chunk_elements = row_bytes / int(sizeof(Element));
   static constexpr int chunks = ceil_div(Problem::C, chunk_elements);
-  static constexpr int slices = Problem::R * Problem::S * chunks, slices_per_item = slices / split_k;
+  static constexpr int taps = Problem::R * Problem::S, slices = taps * chunks, slices_per_item = slices / split_k;
   static_assert(slices % split_k == 0, "split_k");
 
   static constexpr int a_bytes = cta_m * row_bytes, b_bytes = cta_n * row_bytes;
@@ -44,7 +48,7 @@ struct IgemmWgmma {
   static constexpr int stage_bytes = a_bytes + (b_bytes + 1023) / 1024 * 1024;
   // finished pixels of each consumer's warp, where they begin anywhere
   static constexpr bool collected = !Problem::permuted && cta_n >= 64;
-  using Finished = Collected<Output, cta_n, 8, Problem::K, sizeof(Output) == 2>;
+  using Finished = Collected<Output, cta_n, Problem::K, sizeof(Output) == 2>;
   static constexpr int barrier_offset = stages * stage_bytes + (collected ? consumers * 4 * Finished::bytes : 0);
   static constexpr int smem_bytes = barrier_offset + 8 * (2 * stages + consumers);
   static constexpr int threads = consumers * 128 + 128;
@@ -60,10 +64,48 @@ struct IgemmWgmma {
     s64 m0;
     int n0, tile, split;
     __device__ explicit Item(int index)
-        : m0(s64(index / split_k / tiles_n * cluster + rank()) * cta_m),
+        : m0(s64(index / split_k / tiles_n * cluster + rank()) * tile_m),
           n0(index / split_k % tiles_n * cta_n),
           tile(index / split_k * cluster + rank()),
           split(index % split_k) {}
+  };
+
+  // The pixel of the input that a tile's first output meets at the filter's first tap.
+  struct Corner {
+    int image, h, w;
+    __device__ explicit Corner(s64 m) {
+      image = int(m / (Problem::P * Problem::Q));
+      const int pixel = int(m - s64(image) * (Problem::P * Problem::Q));
+      h = pixel / Problem::Q * Problem::stride_h - Problem::pad_top;
+      w = pixel % Problem::Q * Problem::stride_w - Problem::pad_left;
+    }
+  };
+
+  // A slice of gemm_k. All taps of a chunk of channels follow each other, and among them those that meet the same pixels: of
+  // equal remainders by the strides. Each reads from the second-level cache what the first of them brought there, and new
+  // pixels are asked for all along an item rather than all at its beginning.
+  struct Slice {
+    int chunk, r = 0, s = 0;
+
+    __device__ explicit Slice(int index) : chunk(index / taps) {
+      for (int i = index % taps; i > 0; --i) advance();
+    }
+
+    __device__ __forceinline__ void advance() {
+      constexpr int columns = Problem::stride_w < Problem::S ? Problem::stride_w : Problem::S;  // remainders of s, of r
+      constexpr int lines = Problem::stride_h < Problem::R ? Problem::stride_h : Problem::R;
+      s += Problem::stride_w;
+      if (s < Problem::S) return;
+      s %= Problem::stride_w;
+      r += Problem::stride_h;
+      if (r < Problem::R) return;
+      r %= Problem::stride_h;
+      if (++s < columns) return;
+      s = 0;
+      if (++r < lines) return;
+      r = 0;
+      ++chunk;
+    }
   };
 
   template <bool fresh>
@@ -87,18 +129,16 @@ struct IgemmWgmma {
     bool brings = rank() == 0;
     for (int index = int(blockIdx.x) / cluster; index < items; index += int(gridDim.x) / cluster) {
       const Item item(index);
-      const int image = int(item.m0 / (Problem::P * Problem::Q)), pixel = int(item.m0 - s64(image) * (Problem::P * Problem::Q));
-      const int h = pixel / Problem::Q * Problem::stride_h - Problem::pad_top;
-      const int w = pixel % Problem::Q * Problem::stride_w - Problem::pad_left;
-      int chunk = item.split * slices_per_item % chunks, tap = item.split * slices_per_item / chunks;
+      const Corner corner(item.m0);
+      Slice slice(item.split * slices_per_item);
 #pragma unroll 1
       for (int i = 0; i < slices_per_item; ++i) {
         const u32 a = ring + stage * stage_bytes, b = a + a_bytes, barrier = full + stage * 8;
         ptx::barrier_wait(empty + stage * 8, parity);
         ptx::barrier_expect(barrier, a_bytes + b_bytes);
-        const int c = chunk * chunk_elements;
-        ptx::copy_pixels(a, activation, barrier, c, w, h, image, tap % Problem::S * Problem::dilation_w,
-                         tap / Problem::S * Problem::dilation_h);
+        const int c = slice.chunk * chunk_elements, tap = slice.r * Problem::S + slice.s;
+        ptx::copy_pixels(a, activation, barrier, c, corner.w, corner.h, corner.image, slice.s * Problem::dilation_w,
+                         slice.r * Problem::dilation_h);
         if constexpr (cluster > 1) {
           constexpr u16 all = (1 << cluster) - 1;
           if (brings) {
@@ -113,10 +153,7 @@ struct IgemmWgmma {
         } else {
           ptx::copy_box(b, filter, barrier, c, item.n0, tap);
         }
-        if (++chunk == chunks) {
-          chunk = 0;
-          ++tap;
-        }
+        slice.advance();
         if (++stage == stages) {
           stage = 0;
           parity ^= 1;
@@ -175,6 +212,17 @@ struct IgemmWgmma {
 
   using Filters = typename Epilogue<Problem>::template Filters<lane_filters>;
 
+  // What belongs to this thread's filters of a block of an item's.
+  __device__ static __forceinline__ Filters filters(const Epilogue<Problem>& epilogue, const Item& item, int block) {
+    const int n = item.n0 + block * block_filters + int(threadIdx.x) % 4 * lane_filters;
+    return epilogue.template filters<Problem::permuted, lane_filters>(n, Problem::K);
+  }
+
+  // The first pixel after an item's.
+  __device__ static __forceinline__ s64 end(const Item& item) {
+    return tile_m < cta_m && item.m0 + tile_m < gemm_m ? item.m0 + tile_m : gemm_m;
+  }
+
   // Finishes and stores this thread's filters of one block of a pixel, of which the first block begins at `at` and filter n.
   __device__ static __forceinline__ void store(const Accumulator (&acc)[accumulators], const Epilogue<Problem>& epilogue,
                                                const Filters& filters, Output* output, s64 at, int n, int row, int half, int block) {
@@ -202,13 +250,14 @@ struct IgemmWgmma {
     }
   }
 
-  // Finishes and stores eight pixels of a warp, from pixel m and filter n0 on, through the warp's `rows` of shared memory.
+  // Finishes and stores eight pixels of a warp, from pixel m on, through the warp's `rows` of shared memory.
   __device__ static __forceinline__ void store_collected(const Accumulator (&acc)[accumulators], const Epilogue<Problem>& epilogue,
-                                                         Output* output, char* rows, s64 m, int n0, int row, int half) {
-    const int lane = int(threadIdx.x) % 32, pixel = lane / 4;
-    const int pixels = m + 8 <= gemm_m ? 8 : m < gemm_m ? int(gemm_m - m) : 0;
+                                                         Output* output, char* rows, const Item& item, s64 m, int row, int half) {
+    const int lane = int(threadIdx.x) % 32, pixel = lane / 4, n0 = item.n0;
+    const s64 present = end(item) - m;
+    const int pixels = present > 8 ? 8 : present > 0 ? int(present) : 0;
     const int columns = tiles_n == 1 ? Problem::K : Problem::K - n0 < cta_n ? Problem::K - n0 : cta_n;
-    const Finished finished{rows, m * Problem::K + n0, 0};
+    const Finished finished{rows, m * Problem::K + n0};
     char* const place = finished.place(pixel, lane % 4 * lane_filters);
 #pragma unroll
     for (int block = 0; block < blocks; ++block) {
@@ -217,7 +266,7 @@ struct IgemmWgmma {
 #pragma unroll
       for (int j = 0; j < lane_filters; ++j) sums[j] = acc[row * registers_per_row + block * 4 + half * 2 + j];
       Output y[lane_filters];
-      epilogue.template finish<false>(y, sums, epilogue.template filters<lane_filters>(n, Problem::K), (m + pixel) * Problem::K + n,
+      epilogue.template finish<false>(y, sums, filters(epilogue, item, block), (m + pixel) * Problem::K + n,
                                       pixel < pixels ? Problem::K - n : 0);
       Finished::leave(place + block * block_filters * int(sizeof(Output)), y);
     }
@@ -226,40 +275,42 @@ struct IgemmWgmma {
     __syncwarp();
   }
 
+  // of_block: what belongs to this thread's filters of the first block.
   __device__ static __forceinline__ void store(const Accumulator (&acc)[accumulators], const Epilogue<Problem>& epilogue,
-                                               Output* output, char* shared, const Item& item, int group) {
+                                               Filters of_block, Output* output, char* shared, const Item& item, int group) {
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4, n = item.n0 + lane % 4 * lane_filters;
     const s64 of_warp = item.m0 + (Config::pingpong ? 0 : group * consumer_m) + warp * 16, first = of_warp + lane / 4;
     if constexpr (collected) {
       char* const rows = shared + stages * stage_bytes + (group * 4 + warp) * Finished::bytes;
 #pragma unroll
       for (int x = 0; x < 2 * Config::rows; ++x)
-        store_collected(acc, epilogue, output, rows, of_warp + x / 2 * 64 + x % 2 * 8, item.n0, x / 2, x % 2);
+        store_collected(acc, epilogue, output, rows, item, of_warp + x / 2 * 64 + x % 2 * 8, x / 2, x % 2);
     } else if constexpr (Epilogue<Problem>::per_filter) {
-      // block by block: what belongs to its filters is read once for all pixels
+      // block by block: what belongs to its filters is read once for all pixels, while those of the block before are stored
 #pragma unroll
       for (int block = 0; block < blocks; ++block) {
-        const Filters filters = epilogue.template filters<lane_filters>(n + block * block_filters, Problem::K);
+        const Filters now = of_block;
+        if (block + 1 < blocks) of_block = filters(epilogue, item, block + 1);
 #pragma unroll
         for (int x = 0; x < 2 * Config::rows; ++x) {
           const s64 m = first + x / 2 * 64 + x % 2 * 8;
-          if (m < gemm_m) store(acc, epilogue, filters, output, m * Problem::K + n, n, x / 2, x % 2, block);
+          if (m < end(item)) store(acc, epilogue, now, output, m * Problem::K + n, n, x / 2, x % 2, block);
         }
       }
     } else {
-      const Filters filters = epilogue.template filters<lane_filters>(0, 0);
 #pragma unroll
       for (int x = 0; x < 2 * Config::rows; ++x) {
         const s64 m = first + x / 2 * 64 + x % 2 * 8;
-        if (m >= gemm_m) continue;
+        if (m >= end(item)) continue;
 #pragma unroll
         for (int block = 0; block < blocks; ++block)
-          store(acc, epilogue, filters, output, m * Problem::K + n, n, x / 2, x % 2, block);
+          store(acc, epilogue, of_block, output, m * Problem::K + n, n, x / 2, x % 2, block);
       }
     }
   }
 
-  __device__ static __forceinline__ void consume(Output* output, void* workspace, const Epilogue<Problem>& epilogue, char* shared, u32 ring, u32 full, u32 empty, u32 turn, int group) {
+  __device__ static __forceinline__ void consume(Output* output, void* workspace, const Epilogue<Problem>& epilogue, char* shared,
+                                                 u32 ring, u32 full, u32 empty, u32 turn, int group) {
     const int lane = int(threadIdx.x) % 32;
     int stage = 0, round = 0;
     u32 parity = 0;
@@ -302,6 +353,9 @@ struct IgemmWgmma {
         skip(1);
       }
       if (Config::pingpong && lane == 0) ptx::barrier_arrive(turn + (group + 1) % consumers * 8);
+      // asked for before the last products are waited for
+      Filters of_block;
+      if constexpr (!collected) of_block = filters(epilogue, item, 0);
       ptx::wgmma_wait();
 #pragma unroll
       for (int j = 0; j < accumulators; ++j) ptx::pin(acc[j]);
@@ -310,7 +364,7 @@ struct IgemmWgmma {
       if constexpr (split_k > 1) {
         if (!reduce(acc, workspace, item, group)) continue;
       }
-      store(acc, epilogue, output, shared, item, group);
+      store(acc, epilogue, of_block, output, shared, item, group);
     }
   }
 
@@ -328,7 +382,10 @@ struct IgemmWgmma {
       ptx::barrier_init_fence();
     }
     if (threadIdx.x == consumers * 128) {
-      ptx::prefetch_map(activation);
+      // the first pixels, which take longest, are asked for before barriers are there to be told of their arrival
+      const Item first(int(blockIdx.x) / cluster);
+      const Corner corner(first.m0);
+      ptx::prefetch_pixels(activation, first.split * slices_per_item / taps * chunk_elements, corner.w, corner.h, corner.image);
       ptx::prefetch_map(filter);
     }
     if constexpr (cluster > 1)
@@ -339,6 +396,7 @@ struct IgemmWgmma {
       ptx::release_registers<24>();
       if (warp == consumers * 4 && lane == 0) produce(activation, filter, ring, full, empty);
     } else {
+      epilogue.prefetch(int(threadIdx.x), consumers * 128, Problem::K);
       ptx::claim_registers<Problem::consumer_registers>();
       consume(output, workspace, epilogue, shared, ring, full, empty, turn, warp / 4);
     }

@@ -43,6 +43,7 @@ class _Tile(NamedTuple):
     stages: int
     split_k: int
     cluster: int
+    even: int
 
     @property
     def cta_m(self) -> int:
@@ -60,9 +61,10 @@ class IgemmWgmma(Family):
         Knob(name="chunk_bytes", candidates=(32, 64, 128), meaning="bytes of channels in a slice"),
         Knob(name="consumers", candidates=(1, 2, 3), meaning="warpgroups that multiply"),
         Knob(name="pingpong", candidates=(0, 1), meaning="1: warpgroups take tiles in turn, 0: they share a tile"),
-        Knob(name="stages", candidates=(2, 3, 4, 5, 6, 8, 10), meaning="slices in shared memory", pipeline=True),
+        Knob(name="stages", candidates=(2, 3, 4, 5, 6, 7, 8, 10), meaning="slices in shared memory", pipeline=True),
         Knob(name="split_k", candidates=(1, 2, 3, 4, 6, 8), meaning="items that share one tile's r*s*c"),
         Knob(name="cluster", candidates=(1, 2), meaning="thread blocks that share copies of filters", pipeline=True),
+        Knob(name="even", candidates=(0, 1), meaning="1: tiles smaller, so that all blocks have equally many", pipeline=True),
     )
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
@@ -88,7 +90,7 @@ class IgemmWgmma(Family):
         """All combinations, whole groups skipped by the same rules that ``illegal`` states."""
         shape, pipeline = self.knobs[:5], self.knobs[5:]
         for tile in itertools.product(*(knob.candidates for knob in shape)):
-            if self._illegal_tile(_Tile(*(*tile, 2, 1, 1)), problem) is None:
+            if self._illegal_tile(_Tile(*(*tile, 2, 1, 1, 0)), problem) is None:
                 yield from ((*tile, *rest) for rest in itertools.product(*(knob.candidates for knob in pipeline)))
 
     def _illegal_tile(self, t: _Tile, p: ConvProblem) -> str | None:
@@ -116,7 +118,7 @@ class IgemmWgmma(Family):
         return None
 
     def _illegal_pipeline(self, t: _Tile, p: ConvProblem, device: DeviceSpec) -> str | None:
-        slices, tiles = _slices(t, p), _tiles(t, p)
+        slices, tiles = _slices(t, p), _tiles(t, p, device)
         if slices % t.split_k:
             return f"split_k={t.split_k} does not divide {slices} slices"
         if t.split_k > 1 and slices // t.split_k < 2:
@@ -127,6 +129,8 @@ class IgemmWgmma(Family):
             return f"there is one block, not a cluster of {t.cluster}"
         if t.cluster > 1 and 2 * t.cta_n < t.cta_m:
             return f"{t.cta_n} filters are not worth sharing by tiles of {t.cta_m} pixels"
+        if t.even and not t.cta_m - 64 < _tile_m(t, p, device) < t.cta_m:
+            return f"tiles of {t.cta_m} pixels are even"
         if _smem_bytes(t, p) > _MAX_SMEM:
             return f"{_smem_bytes(t, p)} bytes of shared memory are more than {_MAX_SMEM}"
         if tiles * t.split_k >= 2**30:
@@ -139,6 +143,7 @@ class IgemmWgmma(Family):
             "permuted": is_permuted(p),
             "lane_filters": lane_filters(t.cta_n, p),
             "consumer_registers": _REGISTERS[t.consumers],
+            "tile_m": _tile_m(t, p, device),
         }
         cluster = f" __cluster_dims__({t.cluster}, 1, 1)" if t.cluster > 1 else ""
         text = f"""#include "igemm_wgmma.cuh"
@@ -157,11 +162,11 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
 
     def launch(self, config: Config, problem: ConvProblem, device: DeviceSpec) -> Launch:
         t = _Tile(*(value for _, value in config.knobs))
-        tiles = _tiles(t, problem)
+        tiles = _tiles(t, problem, device)
         counters = -(-tiles * (1 if t.pingpong else t.consumers) * 4 // 256) * 256
         partial = tiles * t.split_k * t.cta_m * t.cta_n * 4
         return Launch(
-            grid=min(device.sm_count // t.cluster * t.cluster, tiles * t.split_k),
+            grid=min(_blocks(t, device), tiles * t.split_k),
             block=t.consumers * 128 + 128,
             smem_bytes=_smem_bytes(t, problem),
             workspace_bytes=counters + partial if t.split_k > 1 else 0,
@@ -178,13 +183,13 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
         """Rounds of items on each multiprocessor: a slice takes the longest of its products (max(n/2, 16 + n/4) clocks
         for 64 rows), and its copies at the second-level cache's rate; stores are hidden only by ping-pong."""
         t = _Tile(*(value for _, value in config.knobs))
-        items = _tiles(t, problem) * t.split_k
-        blocks = min(device.sm_count // t.cluster * t.cluster, items)
+        items = _tiles(t, problem, device) * t.split_k
+        blocks = min(_blocks(t, device), items)
         product = t.cta_m / 64 * t.chunk_bytes / 32 * max(t.cta_n / 2, 16 + t.cta_n / 4)
         read = (t.cta_m + t.cta_n / t.cluster) * t.chunk_bytes * blocks / device.sm_count / _L2_BYTES
         copies = (t.cta_m + t.cta_n) * max(t.chunk_bytes / _COPY_BYTES, _ROW_CLOCKS if t.chunk_bytes < 128 else 0)
         per_slice = max(product, read, copies, _LATENCY_CLOCKS / (t.stages - 0.5)) + 10
-        outputs = t.cta_m * t.cta_n * problem.out_dtype.bytes
+        outputs = _tile_m(t, problem, device) * t.cta_n * problem.out_dtype.bytes
         # a thread stores its adjacent filters at once, or one by one; collected pixels take as long as 12 bytes would
         width = problem.out_dtype.bytes * (lane_filters(t.cta_n, problem) if is_permuted(problem) else 1)
         width = 12 if collected_bytes(t.consumers, t.cta_n, problem) else min(16, width)
@@ -204,8 +209,24 @@ def _slices(t: _Tile, p: ConvProblem) -> int:
     return p.R * p.S * -(-p.C * p.dtype.bytes // t.chunk_bytes)
 
 
-def _tiles(t: _Tile, p: ConvProblem) -> int:
-    return -(-p.N * p.P * p.Q // (t.cluster * t.cta_m)) * t.cluster * -(-p.K // t.cta_n)
+def _blocks(t: _Tile, device: DeviceSpec) -> int:
+    """Thread blocks that run at once."""
+    return device.sm_count // t.cluster * t.cluster
+
+
+def _tile_m(t: _Tile, p: ConvProblem, device: DeviceSpec) -> int:
+    """Pixels from a tile to the next: ``cta_m``, or about as few as leave the blocks no more rounds of tiles than that."""
+    if not t.even:
+        return t.cta_m
+    pixels, columns = p.N * p.P * p.Q, -(-p.K // t.cta_n) * t.split_k
+    blocks = _blocks(t, device)
+    rounds = -(-(-(-pixels // (t.cluster * t.cta_m)) * t.cluster * columns) // blocks)
+    tiles = max(1, rounds * blocks // columns // t.cluster) * t.cluster
+    return min(t.cta_m, -(-pixels // tiles // 8) * 8)
+
+
+def _tiles(t: _Tile, p: ConvProblem, device: DeviceSpec) -> int:
+    return -(-p.N * p.P * p.Q // (t.cluster * _tile_m(t, p, device))) * t.cluster * -(-p.K // t.cta_n)
 
 
 def _smem_bytes(t: _Tile, p: ConvProblem) -> int:

@@ -7,8 +7,9 @@
 // below. The identity is a conversion and costs nothing more.
 //
 // A kernel hands its Epilogue<Problem> down to where a thread holds the accumulators of n adjacent filters (n even) of one
-// pixel. There `filters<n>(first, end)` reads what belongs to these filters, once for all pixels that the thread holds of
-// them, and `finish` turns each pixel's accumulators into elements.
+// pixel. There `filters<whole, n>(first, end)` reads what belongs to these filters, once for all pixels that the thread holds
+// of them, and `finish` turns each pixel's accumulators into elements. `whole`: all or none of the n filters exist, and what
+// belongs to them is read at once, from addresses that are multiples of its size up to 16 bytes.
 #pragma once
 #include "ptx.cuh"
 
@@ -77,20 +78,26 @@ struct Epilogue {
   };
 
   // Those of the filters from `first` on; nothing is read from `end` on.
-  template <int n>
+  template <bool whole, int n>
   __device__ __forceinline__ Filters<n> filters(int first, int end) const {
     Filters<n> f;
     if constexpr (Problem::scale == 1) f.scale[0] = *scale;
-#pragma unroll
-    for (int i = 0; i < n; ++i) {
-      if constexpr (Problem::scale == 2) f.scale[i] = first + i < end ? scale[first + i] : 0;
-      if constexpr (Problem::bias) f.bias[i] = first + i < end ? bias[first + i] : 0;
-    }
+    if constexpr (Problem::scale == 2) read<whole>(f.scale, scale, first, end - first);
+    if constexpr (Problem::bias) read<whole>(f.bias, bias, first, end - first);
     return f;
   }
 
-  // The elements of n adjacent filters, of which the first `present` exist, `at` elements into the output. `whole`: all or
-  // none of them exist, and the residual's are read at once.
+  // Lets these threads bring what belongs to the first `end` filters into the second-level cache.
+  __device__ __forceinline__ void prefetch(int thread, int threads, int end) const {
+    if constexpr (per_filter) {
+      for (int i = thread * 32; i < end; i += threads * 32) {
+        if constexpr (Problem::scale == 2) ptx::prefetch(scale + i);
+        if constexpr (Problem::bias) ptx::prefetch(bias + i);
+      }
+    }
+  }
+
+  // The elements of n adjacent filters, of which the first `present` exist, `at` elements into the output.
   template <bool whole, int n, class Index>
   __device__ __forceinline__ void finish(Output (&y)[n], const Accumulator (&x)[n], const Filters<n>& f, Index at, int present) const {
     if constexpr (converts) {
@@ -102,7 +109,7 @@ struct Epilogue {
       for (int i = 0; i < n; ++i) t[i] = f.scaled(i, x[i]);
       if constexpr (Problem::residual) {
         Output r[n];
-        read<whole>(r, at, present);
+        read<whole>(r, residual, at, present);
 #pragma unroll
         for (int i = 0; i < n; ++i) t[i] += widened(r[i]);
       }
@@ -115,19 +122,20 @@ struct Epilogue {
   }
 
  private:
-  template <bool whole, int n, class Index>
-  __device__ __forceinline__ void read(Output (&r)[n], Index at, int present) const {
+  // The first `present` of n elements, and zeros after them.
+  template <bool whole, class T, int n, class Index>
+  __device__ static __forceinline__ void read(T (&r)[n], const T* from, Index at, int present) {
     if constexpr (whole) {
-      constexpr int bytes = vector_bytes(n * int(sizeof(Output)));
+      constexpr int bytes = vector_bytes(n * int(sizeof(T)));
 #pragma unroll
-      for (int i = 0; i < n * int(sizeof(Output)) / bytes; ++i) {
+      for (int i = 0; i < n * int(sizeof(T)) / bytes; ++i) {
         Vector<bytes> v{};
-        if (present > 0) v = reinterpret_cast<const Vector<bytes>*>(residual + at)[i];
+        if (present > 0) v = reinterpret_cast<const Vector<bytes>*>(from + at)[i];
         memcpy(reinterpret_cast<char*>(r) + i * bytes, &v, bytes);
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < n; ++i) r[i] = i < present ? residual[at + i] : Output{};
+      for (int i = 0; i < n; ++i) r[i] = i < present ? from[at + i] : T{};
     }
   }
 
@@ -168,22 +176,21 @@ struct Epilogue {
   }
 };
 
-// Shared memory in which a warp collects `pixels` of eight, wherever they begin in memory, and from which it writes them as whole
+// Shared memory in which a warp collects eight pixels, wherever they begin in memory, and from which it writes them as whole
 // vectors of 16 bytes, and element by element only before the first vector of a pixel and after its last. capacity: filters of a
 // pixel. stride: elements from a pixel to the next. aligned: whether the first of the eight begins at a vector.
-template <class Output, int capacity, int pixels, long long stride, bool aligned>
+template <class Output, int capacity, long long stride, bool aligned>
 struct Collected {
   static constexpr int size = sizeof(Output), each = 16 / size;  // elements of a vector
   // an odd number of vectors, without bank conflicts, and room for what precedes the first element
-  static constexpr int row_bytes = ((ceil_div(capacity * size, 16) + 1) | 1) * 16, bytes = pixels * row_bytes;
+  static constexpr int row_bytes = ((ceil_div(capacity * size, 16) + 1) | 1) * 16, bytes = 8 * row_bytes;
 
   char* rows;
-  s64 at;       // in the output, of the first pixel's first element
-  int skipped;  // of the eight, before it
+  s64 at;  // in the output, of the first pixel's first element
 
   // Where in a vector a pixel begins.
   __device__ __forceinline__ int start(int pixel) const {
-    return aligned ? (skipped + pixel) * int(stride) & (each - 1) : (int(at) + pixel * int(stride)) & (each - 1);
+    return int((aligned ? 0 : u32(at)) + u32(pixel) * u32(stride)) & (each - 1);
   }
 
   // The place of an element. A row begins where its pixel does in a vector, or an element earlier: two adjacent ones are a word.
@@ -207,19 +214,19 @@ struct Collected {
     const int lane = int(threadIdx.x) % 32;
     Output* const to = output + at;
 #pragma unroll
-    for (int step = 0; step < pixels / at_once; ++step)
+    for (int step = 0; step < 8 / at_once; ++step)
 #pragma unroll
       for (int round = 0; round < rounds; ++round) {
         // two apart, so that with an odd stride they begin all at an odd element of a vector, or all at an even one
         const int pixel = step / 2 * 2 * at_once + lane / lanes * 2 + step % 2, begin = start(pixel);
-        const bool odd = aligned && stride % 2 ? (skipped + step) % 2 : begin % 2;
+        const bool odd = aligned && stride % 2 ? step % 2 : begin % 2;
         const int index = (begin ? 1 : 0) + lane % lanes + round * 32;
         if (pixel < present && index < (begin + columns) / each)
           ptx::store_streaming(to + (pixel * Offset(stride) - begin + index * each), vector(pixel, index, odd));
       }
     // up to a vector less one element at either end of each pixel
 #pragma unroll
-    for (int round = 0; round < pixels * 2 * each / 32; ++round) {
+    for (int round = 0; round < 8 * 2 * each / 32; ++round) {
       const int slot = round * 32 + lane, pixel = slot / (2 * each), begin = start(pixel), end = begin + columns;
       const bool head = slot % (2 * each) < each;
       const int element = (head ? 0 : end & -each) + slot % each - begin;

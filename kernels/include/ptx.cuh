@@ -249,6 +249,9 @@ __device__ __forceinline__ void prefetch_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+// Brings the line of global memory at this address into the second-level cache.
+__device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory"); }
+
 // Copies of a box to shared memory, coordinates innermost first; what lies outside the tensor becomes zero.
 __device__ __forceinline__ void copy_box(u32 target, const TensorMap* map, u32 barrier, int c0, int c1, int c2) {
   asm volatile(
@@ -294,7 +297,14 @@ __device__ __forceinline__ void copy_pixels(u32 target, const TensorMap* map, u3
       : "memory");
 }
 
-// The same for data that is read once: it is the first to leave the second-level cache.
+// Brings what copy_pixels would copy into the second-level cache; neither shared memory nor a barrier need be ready.
+__device__ __forceinline__ void prefetch_pixels(const TensorMap* map, int c, int w, int h, int n) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.im2col [%0, {%1,%2,%3,%4}], {%5,%5};" ::"l"(map), "r"(c), "r"(w), "r"(h),
+               "r"(n), "h"(static_cast<u16>(0))
+               : "memory");
+}
+
+// A copy of a box of data that is read once: it is the first to leave the second-level cache.
 constexpr u64 evict_first = 0x12F0000000000000ull;
 
 __device__ __forceinline__ void stream_box(u32 target, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3) {

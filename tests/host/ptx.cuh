@@ -134,6 +134,8 @@ inline void sync_cluster() { host::synchronize_cluster(); }
 inline void barrier_wait(u32 barrier, u32 parity) { host::barrier_wait(barrier, parity); }
 
 inline void prefetch_map(const TensorMap* map) { host::use_map(map); }
+inline void prefetch(const void*) {}
+inline void prefetch_pixels(const TensorMap* map, int, int, int, int) { host::use_map(map); }
 
 template <class... Coordinates>
 inline void copy_box(u32 target, const TensorMap* map, u32 barrier, Coordinates... coordinates) {
