@@ -19,7 +19,7 @@ from autotune import Epilogue, Store, backends, bench, reference
 from autotune.backends import ConstraintsError, Kernel, NoDevice, Operands, open_backend
 from autotune.backends.cudnn import Cudnn
 from autotune.bench import comparison
-from autotune.bench.rivals import FAIR_TRIES, FINALISTS, contest
+from autotune.bench.rivals import FAIR_TRIES, FINALISTS, contest, cudnn
 from autotune.families import Unsupported
 from autotune.measure.failures import WrongOutput
 from autotune.measure.harness import Harness
@@ -257,6 +257,23 @@ def test_cudnn_plans_are_distinct_and_know_their_layout(monkeypatch: pytest.Monk
         rival.kernel(1)
     Cudnn(SMALL)
     assert strides["x"] == [90, 1, 15, 3]
+
+
+def test_a_neutral_bias_is_the_plans_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    frontend, strides = fake_frontend(["eng0"])
+    cupy = ModuleType("cupy")
+    cupy.__dict__.update(zeros=np.zeros, float32=np.float32)
+    monkeypatch.setitem(sys.modules, "cudnn", frontend)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    identity = replace(SMALL, epilogue=Epilogue())
+    rival = Cudnn(identity, neutral_bias=True)
+    assert rival.name == "cuDNN 9.19.0 NHWC with a bias of zeros"
+    assert strides["bias"] == [4, 1, 4, 4]
+    strides.clear()
+    Cudnn(identity)
+    assert "bias" not in strides
+    assert len(cudnn(identity)) == 3  # two layouts, and a neutral bias
+    assert len(cudnn(SMALL)) == len(cudnn(replace(identity, dtype=DType.S8))) == 2
 
 
 # Rows, table and chart

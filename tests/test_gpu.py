@@ -208,7 +208,7 @@ def test_axes_are_permuted_as_numpy_does(backend: Backend, element_bytes: int) -
 @pytest.mark.parametrize(
     ("dtype", "epilogue", "layouts"),
     [
-        ("f16", "identity", {"NHWC", "NCHW"}),
+        ("f16", "identity", {"NHWC", "NCHW", "zeros"}),
         ("f16", "bias+relu", {"NHWC"}),
         ("s8", "scale_channel+bias+relu", {"NHWC"}),
     ],

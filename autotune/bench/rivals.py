@@ -55,9 +55,15 @@ class Contest:
 
 
 def cudnn(problem: ConvProblem) -> list[Callable[[], Rival]]:
-    """cuDNN with the layer's epilogue fused, where it has one: in the layer's layout, then in the other."""
+    """cuDNN with the layer's epilogue fused, where it has one: in the layer's layout, then in the other.
+
+    Where it has none, fused plans with a neutral bias too, in the layer's layout.
+    """
     layouts = sorted(Layout, key=lambda layout: layout is not problem.layout)
-    return [partial(Cudnn, replace(problem, layout=layout)) for layout in layouts]
+    found: list[Callable[[], Rival]] = [partial(Cudnn, replace(problem, layout=layout)) for layout in layouts]
+    if problem.epilogue.is_identity and not problem.dtype.is_integer:
+        found.insert(1, partial(Cudnn, problem, neutral_bias=True))
+    return found
 
 
 def contest(

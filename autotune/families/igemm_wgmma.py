@@ -64,7 +64,7 @@ class IgemmWgmma(Family):
         Knob(name="stages", candidates=(2, 3, 4, 5, 6, 7, 8, 10), meaning="slices in shared memory", pipeline=True),
         Knob(name="split_k", candidates=(1, 2, 3, 4, 6, 8), meaning="items that share one tile's r*s*c"),
         Knob(name="cluster", candidates=(1, 2), meaning="thread blocks that share copies of filters", pipeline=True),
-        Knob(name="even", candidates=(0, 1), meaning="1: tiles smaller, so that all blocks have equally many", pipeline=True),
+        Knob(name="even", candidates=(0, 1), meaning="1: as small tiles as keep all blocks busy", pipeline=True),
     )
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
@@ -215,7 +215,7 @@ def _blocks(t: _Tile, device: DeviceSpec) -> int:
 
 
 def _tile_m(t: _Tile, p: ConvProblem, device: DeviceSpec) -> int:
-    """Pixels from a tile to the next: ``cta_m``, or about as few as leave the blocks no more rounds of tiles than that."""
+    """Pixels from a tile to the next: ``cta_m``, or about as few as leave the blocks as many rounds of tiles."""
     if not t.even:
         return t.cta_m
     pixels, columns = p.N * p.P * p.Q, -(-p.K // t.cta_n) * t.split_k
