@@ -48,10 +48,14 @@ class DeviceSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """An entry of ``devices()``: ``id`` as the command line takes it, and its spec or why it cannot be used."""
+    """An entry of ``devices()``: ``id`` as the command line takes it, and its spec or why it cannot be used.
+
+    driver: name and version of what runs the device, empty where it cannot be used.
+    """
 
     id: str
     spec: DeviceSpec | None = None
+    driver: str = ""
     reason: str | None = None
 
 

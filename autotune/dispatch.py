@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.backends import (
     Backend,
@@ -28,11 +28,8 @@ from autotune.families import FAMILIES, Family, Unsupported, family_named, suppo
 from autotune.freshness import Freshness
 from autotune.problem import ConvProblem, DType, Epilogue, IntPair, Layout
 from autotune.proof import disproof
-from autotune.store import StoreError, shipped
+from autotune.store import Store, StoreError, UnreadableRow, shipped
 from autotune.trial import Config, Record, Status
-
-if TYPE_CHECKING:
-    from autotune.store import Store
 
 __all__ = ["Choice", "Dispatcher", "NotTuned", "Unsupported"]
 
@@ -88,13 +85,16 @@ class _Ready:
 class Dispatcher:
     """Answers which config runs a layer, and runs it, on one device.
 
-    store: where records are looked up, each layer once. device: as in ``find``. A layer that is not tuned is served by
-    the nearest tuned layer's config, or by a default, with one ``NotTuned`` warning; so is everything, shipped records
-    apart, once the database has failed, which is warned of once. Threads may share a dispatcher; a forked process may
-    not use its parent's to run kernels.
+    store: where records are looked up, each layer once: a store, or where there is one, as ``Store`` takes it. device:
+    as in ``find``. A layer that is not tuned is served by the nearest tuned layer's config, or by a default, with one
+    ``NotTuned`` warning; so is everything, shipped records apart, once the database has failed, and from the beginning
+    where it cannot be opened, which is warned of once. A row that cannot be read is warned of too, and costs only the
+    layers that would have read it. Threads may share a dispatcher; a forked process may not use its parent's to run
+    kernels.
 
-    A record whose kernel source or compiler changed is stale. The layer's own record serves first all the same, then
-    its next best trials, then nearest layers, of which those that are not stale come first, whatever their distance.
+    A record whose kernel source, compiler or driver changed is stale. The layer's own record serves first all the same,
+    then its next best trials, then nearest layers, of which those whose kernel is the present one come first, whatever
+    their distance.
     What is stale is compared with the reference, one launch on random inputs, by ``warmup`` or the first ``conv2d`` of
     the layer. One that fails then, or can no longer be built, is warned of and marked in the database, where that can
     be written, as not verified; a record so marked does not serve.
@@ -104,12 +104,11 @@ class Dispatcher:
 
     def __init__(
         self,
-        store: Store,
+        store: Store | str | os.PathLike[str] | None,
         device: str | Device | DeviceSpec = "auto",
         *,
         families: Sequence[Family] = FAMILIES,
     ) -> None:
-        self._store = store
         self._device = find(device)
         assert self._device.spec is not None
         self._spec = self._device.spec
@@ -121,8 +120,10 @@ class Dispatcher:
         self._lock = threading.RLock()
         self._backend: Backend | None = None
         self._process = os.getpid()
-        self._freshness = Freshness(families)
-        self._database_failed = False
+        self._freshness = Freshness(families, {self._spec.key: self._device.driver})
+        self._unreadable: set[str] = set()
+        # None from when it has failed
+        self._store = _opened(store) if store is None or isinstance(store, str | os.PathLike) else store
 
     @property
     def device(self) -> DeviceSpec:
@@ -247,12 +248,16 @@ class Dispatcher:
 
     def _known(self, problem: ConvProblem, served: ConvProblem) -> Iterator[tuple[Record, str, str]]:
         """Stored records that may serve the layer, best first, with the match and why."""
-        if not self._database_failed:
+        if self._store is not None:
             try:
-                yield from self._stored(problem, served)
+                yield from self._stored(self._store, problem, served)
                 return
+            except UnreadableRow as error:
+                if str(error) not in self._unreadable:
+                    self._unreadable.add(str(error))
+                    warnings.warn(str(error), NotTuned, stacklevel=4)
             except StoreError as error:
-                self._database_failed = True
+                self._store = None
                 text = f"the database cannot be read, and is not asked again: {error}"
                 warnings.warn(text, NotTuned, stacklevel=4)
         record = shipped.best(problem, self._spec.key)
@@ -262,20 +267,20 @@ class Dispatcher:
         near = shipped.similar(problem, self._spec, current=current, any_epilogue=False, within=MAX_DISTANCE)
         yield from ((other, "nearest", _near(apart, other)) for apart, other in near)
 
-    def _stored(self, problem: ConvProblem, served: ConvProblem) -> Iterator[tuple[Record, str, str]]:
-        record = self._store.best(problem, self._spec)
+    def _stored(self, store: Store, problem: ConvProblem, served: ConvProblem) -> Iterator[tuple[Record, str, str]]:
+        record = store.best(problem, self._spec)
         remark = ""
         if record is not None and record.verified:
             yield record, "exact", _tuned(record)
         elif record is not None:
             remark = f" (its record, {record.config}, is marked as not verified)"
         if record is not None:
-            trials = self._store.trials(problem, self._spec)
+            trials = store.trials(problem, self._spec)
             correct = [Record.of(t) for t in trials if t.status is Status.CORRECT and t.config != record.config]
             for other in sorted(correct, key=lambda one: one.time_us)[:_NEXT_BEST]:
                 yield other, "exact", f"next best of its trials{remark}"
         current = self._freshness.current(served, self._spec)
-        for apart, other in self._store.similar(problem, self._spec, current=current, within=MAX_DISTANCE):
+        for apart, other in store.similar(problem, self._spec, current=current, within=MAX_DISTANCE):
             if other.verified:
                 yield other, "nearest", _near(apart, other) + remark
 
@@ -355,7 +360,7 @@ class Dispatcher:
     def _reject(self, choice: Choice, reason: str) -> None:
         """Warn of a choice that does not work, and mark the layer's own record, if it was stale, in the database."""
         warnings.warn(f"{choice.problem}: {choice.config} cannot be used: {reason}", NotTuned, stacklevel=4)
-        if choice.stale and choice.match == "exact" and choice.record is not None and not self._database_failed:
+        if choice.stale and choice.match == "exact" and choice.record is not None and self._store is not None:
             # a fresh one that cannot be built says more about this machine than about the record
             with contextlib.suppress(StoreError):  # read-only, or gone: this process passes it over all the same
                 self._store.distrust(choice.record)
@@ -375,6 +380,15 @@ class Dispatcher:
 
 class _Disproved(Exception):
     """A kernel's output is not the reference's; one line."""
+
+
+def _opened(location: str | os.PathLike[str] | None) -> Store | None:
+    """The store there, for look-ups; None, with a warning, where it cannot be opened."""
+    try:
+        return Store(location, create=False)
+    except StoreError as error:
+        warnings.warn(f"the database cannot be opened: {error}", NotTuned, stacklevel=3)
+        return None
 
 
 def _tuned(record: Record) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
-from autotune.backends import Compiler, NoDevice, compiler_for, devices, open_backend
+from autotune.backends import Compiler, NoDevice, compiler_for, devices
 from autotune.device import DeviceSpec
 from autotune.families import FAMILIES, Family, family_named, supporting
 from autotune.problem import ConvProblem
@@ -89,5 +89,5 @@ def drivers(wanted: Container[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for device in devices():
         if device.spec is not None and device.spec.key in wanted:
-            found.setdefault(device.spec.key, open_backend(device).driver)
+            found.setdefault(device.spec.key, device.driver)
     return found

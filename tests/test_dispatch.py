@@ -23,7 +23,8 @@ LAYER = ConvProblem(N=2, C=16, H=12, W=20, K=32, R=3, S=3, padding=1, dtype="f32
 
 def record_of(problem: ConvProblem, config: Config, time_us: float = 10.0) -> Record:
     """A record as it would be written now."""
-    spec = find("cpu").spec
+    device = find("cpu")
+    spec = device.spec
     assert spec is not None
     digest, compiler = Freshness().current(LAYER, spec)["direct_cpu"]  # type: ignore[index]
     return Record(
@@ -32,7 +33,10 @@ def record_of(problem: ConvProblem, config: Config, time_us: float = 10.0) -> Re
         config=config,
         measurement=Measurement(time_us=time_us, spread_us=0.1, samples=5, launches=10, condition="cold-loop"),
         provenance=Provenance(
-            kernel_digest=digest, compiler=compiler, driver="", created_at="2026-01-02T03:04:05+00:00"
+            kernel_digest=digest,
+            compiler=compiler,
+            driver=device.driver,
+            created_at="2026-01-02T03:04:05+00:00",
         ),
     )
 

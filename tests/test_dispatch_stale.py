@@ -312,6 +312,17 @@ def test_a_stale_shipped_record_that_is_wrong_is_hidden(
         convolve(Dispatcher(store, device="cpu"))
 
 
+def test_a_record_of_another_driver_is_stale(store: Store, proofs: list[ConvProblem]) -> None:
+    record = record_of(LAYER, configs_of(LAYER)[7])
+    store.replace(replace(record, provenance=replace(record.provenance, driver="Linux 1")))
+    dispatcher = Dispatcher(store, device="cpu")
+    choice = dispatcher.select(LAYER)
+    assert choice.stale == f"the driver was Linux 1, now {record.provenance.driver}"
+    convolve(dispatcher)
+    assert proofs == [LAYER]
+    assert dispatcher.select(LAYER).verified
+
+
 # Databases that fail
 
 
@@ -343,12 +354,7 @@ def removed_tables(store: Store, path: Path) -> None:
         connection.exec_driver_sql("DROP TABLE record")
 
 
-def unreadable_row(store: Store, path: Path) -> None:
-    with Store(path) as other, other._transaction(writes=True) as connection:
-        connection.exec_driver_sql("UPDATE record SET knobs = '[1]'")
-
-
-@pytest.mark.parametrize("fault", [closed, overwritten, truncated, removed_tables, unreadable_row])
+@pytest.mark.parametrize("fault", [closed, overwritten, truncated, removed_tables])
 def test_whatever_happens_to_the_database_defaults_serve_with_one_warning(
     store: Store, tmp_path: Path, fault: Callable[[Store, Path], None]
 ) -> None:
@@ -364,6 +370,45 @@ def test_whatever_happens_to_the_database_defaults_serve_with_one_warning(
     assert len(failed) == 1
     assert failed[0].startswith(f"the database cannot be read, and is not asked again: {tmp_path}/tuning.db: ")
     assert "\n" not in failed[0]
+
+
+def test_a_row_that_cannot_be_read_costs_its_own_layer_only(store: Store, ship: Callable[..., None]) -> None:
+    ship(record_of(FAR, configs_of(FAR)[3]))
+    for problem in (LAYER, NEAR):
+        store.replace(record_of(problem, configs_of(problem)[7]))
+    with store._transaction(writes=True) as connection:
+        connection.exec_driver_sql("UPDATE record SET knobs = '[1]' WHERE id = 1")
+    dispatcher = Dispatcher(store, device="cpu")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert dispatcher.select(LAYER).match == "nearest"  # the shipped one's
+        convolve(dispatcher)
+    failed = [str(one.message) for one in caught if "cannot be read" in str(one.message)]
+    assert len(failed) == 1
+    assert ": record 1 cannot be read: " in failed[0]
+    with no_warning():
+        assert dispatcher.select(NEAR).match == "exact"
+
+
+def test_a_database_is_opened_where_there_is_one(store: Store, tmp_path: Path) -> None:
+    store.replace(record_of(LAYER, configs_of(LAYER)[7]))
+    with no_warning():
+        assert Dispatcher(tmp_path / "tuning.db", device="cpu").select(LAYER).match == "exact"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "there is no database"), (b"nonsense" * 1000, "not an SQLite database")]
+)
+def test_a_database_that_cannot_be_opened_is_done_without(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    path = tmp_path / "tuning.db"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.warns(NotTuned, match=rf"^the database cannot be opened: .*tuning\.db: {reason}$") as caught:
+        dispatcher = Dispatcher(str(path), device="cpu")
+    assert [warning.filename for warning in caught] == [__file__]
+    with pytest.warns(NotTuned, match="default"):
+        convolve(dispatcher)
+    assert (path.read_bytes() if path.exists() else None) == content
 
 
 def test_a_removed_file_is_served_from_while_it_is_open(store: Store, tmp_path: Path) -> None:

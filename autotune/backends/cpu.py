@@ -54,9 +54,13 @@ if hasattr(os, "register_at_fork"):
 def devices() -> list[Device]:
     """One entry, ``cpu``; without a C compiler it carries the reason."""
     try:
-        return [Device(id="cpu", spec=host().spec)]
+        return [Device(id="cpu", spec=host().spec, driver=_driver())]
     except NoDevice as reason:
         return [Device(id="cpu", reason=str(reason))]
+
+
+def _driver() -> str:
+    return f"{platform.system()} {platform.release()}"
 
 
 class CpuCompiler(Compiler):
@@ -82,7 +86,7 @@ class CpuBackend(Backend):
 
     def __init__(self, spec: DeviceSpec) -> None:
         self.spec = spec
-        self.driver = f"{platform.system()} {platform.release()}"
+        self.driver = _driver()
 
     def load(self, compiled: CompiledKernel, launch: Launch) -> Kernel:
         try:

@@ -67,7 +67,12 @@ def devices() -> list[Device]:
         import cupy  # noqa: F401
     except ImportError as error:
         return [Device(id=f"cuda:{d.device_id}", reason=f"CuPy is not installed ({error}): {_INSTALL}") for d in found]
-    return [Device(id=f"cuda:{d.device_id}", spec=_spec(d)) for d in found]
+    driver = _driver(core)
+    return [Device(id=f"cuda:{d.device_id}", spec=_spec(d), driver=driver) for d in found]
+
+
+def _driver(core: Any) -> str:
+    return "driver " + ".".join(map(str, core.system.get_kernel_mode_driver_version()))
 
 
 def _spec(device: Any) -> DeviceSpec:
@@ -186,7 +191,7 @@ class CudaBackend(Backend):
         self._device = core.Device(self.index)
         with self._current():
             pass
-        self.driver = "driver " + ".".join(map(str, core.system.get_kernel_mode_driver_version()))
+        self.driver = _driver(core)
 
     @contextmanager
     def _current(self) -> Iterator[None]:

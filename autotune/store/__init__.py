@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from autotune.store.engine import NoDatabase, StoreError
+from autotune.store.engine import NoDatabase, StoreError, UnreadableRow
 from autotune.store.merging import MergeReport
 from autotune.store.models import SCHEMA_VERSION
 from autotune.store.store import Store
 
-__all__ = ["SCHEMA_VERSION", "MergeReport", "NoDatabase", "Store", "StoreError"]
+__all__ = ["SCHEMA_VERSION", "MergeReport", "NoDatabase", "Store", "StoreError", "UnreadableRow"]

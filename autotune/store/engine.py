@@ -33,6 +33,10 @@ class StoreError(Exception):
     """A database or a table's file cannot be used; one line that names it and the cause."""
 
 
+class UnreadableRow(StoreError):
+    """A row holds no value; the rest of the database may."""
+
+
 class NoDatabase(StoreError):
     """There is no database where one was to be read."""
 

@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from autotune.device import DeviceSpec
 from autotune.problem import ConvProblem
 from autotune.store import rows
-from autotune.store.engine import StoreError
+from autotune.store.engine import UnreadableRow
 from autotune.store.lookup import AnyDevice, device_key
 from autotune.store.models import Base, DeviceRow, LayerRow, RecordRow, TrialRow
 from autotune.trial import Record, Trial
@@ -166,7 +166,7 @@ def _decoded(
     try:
         return decode(row, *args, **kwargs)
     except UNREADABLE as error:
-        raise StoreError(f"{table} {row.id} cannot be read: {error}") from error
+        raise UnreadableRow(f"{table} {row.id} cannot be read: {error}") from error
 
 
 def _spec_of(row: Row[Any]) -> DeviceSpec:
