@@ -118,6 +118,8 @@ class IgemmWgmma(Family):
         return None
 
     def _illegal_pipeline(self, t: _Tile, p: ConvProblem, device: DeviceSpec) -> str | None:
+        if t.cluster > 1 and (device.sm_count < t.cluster or t.cta_m >= p.N * p.P * p.Q):
+            return f"there is one block, not a cluster of {t.cluster}"
         slices, tiles = _slices(t, p), _tiles(t, p, device)
         if slices % t.split_k:
             return f"split_k={t.split_k} does not divide {slices} slices"
@@ -125,8 +127,6 @@ class IgemmWgmma(Family):
             return f"{slices} slices are too few for split_k={t.split_k}"
         if t.split_k > 1 and tiles >= 2 * device.sm_count:
             return f"{tiles} tiles need no split_k on {device.sm_count} multiprocessors"
-        if t.cluster > 1 and (device.sm_count < t.cluster or t.cta_m >= p.N * p.P * p.Q):
-            return f"there is one block, not a cluster of {t.cluster}"
         if t.cluster > 1 and 2 * t.cta_n < t.cta_m:
             return f"{t.cta_n} filters are not worth sharing by tiles of {t.cta_m} pixels"
         if t.even and not t.cta_m - 64 < _tile_m(t, p, device) < t.cta_m:

@@ -201,6 +201,9 @@ __device__ __forceinline__ void load_l2(T (&d)[4], const T* source) {
   for (int i = 0; i < 4; ++i) memcpy(&d[i], &w[i], 4);
 }
 
+// Brings the line of global memory at this address into the second-level cache.
+__device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory"); }
+
 #if __CUDA_ARCH__ >= 900
 // A descriptor of the tensor copy engine, encoded by the host and passed by value.
 struct alignas(64) TensorMap {
@@ -248,9 +251,6 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
 __device__ __forceinline__ void prefetch_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-
-// Brings the line of global memory at this address into the second-level cache.
-__device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory"); }
 
 // Copies of a box to shared memory, coordinates innermost first; what lies outside the tensor becomes zero.
 __device__ __forceinline__ void copy_box(u32 target, const TensorMap* map, u32 barrier, int c0, int c1, int c2) {

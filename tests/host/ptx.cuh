@@ -120,6 +120,8 @@ inline void load_l2(T (&d)[4], const T* source) {
   host::load_l2(d, source, 16);
 }
 
+inline void prefetch(const void*) {}
+
 #if __CUDA_ARCH__ >= 900
 struct alignas(64) TensorMap {
   u64 word[16];
@@ -134,7 +136,6 @@ inline void sync_cluster() { host::synchronize_cluster(); }
 inline void barrier_wait(u32 barrier, u32 parity) { host::barrier_wait(barrier, parity); }
 
 inline void prefetch_map(const TensorMap* map) { host::use_map(map); }
-inline void prefetch(const void*) {}
 inline void prefetch_pixels(const TensorMap* map, int, int, int, int) { host::use_map(map); }
 
 template <class... Coordinates>
