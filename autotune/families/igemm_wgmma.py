@@ -28,7 +28,7 @@ _L2_BYTES = 64.0  # a clock from the second-level cache, for each of all multipr
 _COPY_BYTES = 110.0  # a clock into one multiprocessor, where the others leave it room
 _CLUSTER_SLOWER = 1.4  # blocks that wait for each other; the traffic that they save is not what bounds them
 _ROW_CLOCKS = 2.0  # of a copied row of at most 64 bytes
-_LATENCY_CLOCKS = 1900.0  # of a copy, shared by the stages in flight
+_LATENCY_CLOCKS = 1500.0  # of a copy, shared by the stages in flight
 _REGISTERS = {1: 240, 2: 240, 3: 160}  # of a consumer's thread, by the number of consumers
 
 
@@ -188,7 +188,8 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
         product = t.cta_m / 64 * t.chunk_bytes / 32 * max(t.cta_n / 2, 16 + t.cta_n / 4)
         read = (t.cta_m + t.cta_n / t.cluster) * t.chunk_bytes * blocks / device.sm_count / _L2_BYTES
         copies = (t.cta_m + t.cta_n) * max(t.chunk_bytes / _COPY_BYTES, _ROW_CLOCKS if t.chunk_bytes < 128 else 0)
-        per_slice = max(product, read, copies, _LATENCY_CLOCKS / (t.stages - 0.5)) + 10
+        # few stages do not hide how much the copies' latency varies
+        per_slice = max(product, read, copies, _LATENCY_CLOCKS / (t.stages - 0.5)) * (1 + 0.3 / t.stages) + 10
         outputs = _tile_m(t, problem, device) * t.cta_n * problem.out_dtype.bytes
         # a thread stores its adjacent filters at once, or one by one; collected pixels take as long as 12 bytes would
         width = problem.out_dtype.bytes * (lane_filters(t.cta_n, problem) if is_permuted(problem) else 1)
