@@ -450,6 +450,27 @@ def test_favourites_are_the_best_of_promising_tiles_then_others_apart_from_them(
     assert len(set(space.favourites(1000))) < len(space)
 
 
+def test_a_variant_is_a_step_of_the_pipeline_away() -> None:
+    space = Space(PROBLEM, SPEC, [Pipelined()])
+    assert space.variant(config(16, 3)) == config(16, 2)
+    space.take(config(16, 2))
+    assert space.variant(config(16, 3)) == config(16, 4)
+    space.take(config(16, 4))
+    assert space.variant(config(16, 3)) is None
+
+
+def test_every_second_proposal_is_a_variant_of_the_fastest() -> None:
+    known = [trial_of(c, 5.0 if c == config(16, 4) else 9.0) for c in (config(1, 1), config(16, 4), config(32, 1))]
+    sampler = Sampler(Space(PROBLEM, SPEC, [Pipelined()]), 3, [config(2, 1)], known)
+    asked = [sampler.ask() for _ in range(4)]
+    assert asked[:2] == [config(2, 1), config(16, 3)]
+    assert config(16, 6) in asked
+    # a faster one is told: a variant of it is next
+    sampler.tell(trial_of(config(2, 1), 4.0))
+    asked += [sampler.ask(), sampler.ask()]
+    assert config(2, 2) in asked
+
+
 def test_a_point_becomes_the_nearest_free_legal_config() -> None:
     space = Space(PROBLEM, SPEC, [GRID])
     assert (len(space), config(8, 2) in space, config(8, 3) in space) == (32, True, False)

@@ -13,8 +13,6 @@ from autotune.families import Family, Unsupported, supporting, why_unsupported
 from autotune.problem import ConvProblem
 from autotune.trial import Config
 
-# how far a favourite is from every other one of its family, in candidate indices
-_FAVOURITES_APART = 2
 # times the best prediction: of each tile predicted to be that fast there is a favourite
 _PROMISING = 1.3
 
@@ -74,6 +72,13 @@ class Space:
         found = self._tables[name].nearest(point)
         return found or next((config for config in self.by_prediction() if self.is_free(config)), None)
 
+    def variant(self, config: Config) -> Config | None:
+        """The free config of the same tile one step of one knob away, the best prediction of several; None for none."""
+        table = self._tables[config.family]
+        others = table.free & (np.arange(len(table.configs)) != table.row[config])
+        variants = np.flatnonzero(table.surroundings(config) & table.same_tile(config) & others)
+        return table.configs[int(variants[0])] if variants.size else None
+
     def by_prediction(self) -> Iterator[Config]:
         """Every config, the fastest predicted first."""
         return heapq.merge(*(table.configs for table in self._tables.values()), key=self.predict_us)
@@ -131,11 +136,18 @@ class _Table:
         self.column = {f"{family.name}.{knob.name}": column for column, knob in enumerate(family.knobs)}
         self.axes = {axis: len(used[column]) for axis, column in self.column.items() if len(used[column]) > 1}
         self.free = np.ones(len(self.configs), bool)
+        self._tile = [column for column, knob in enumerate(family.knobs) if not knob.pipeline]
+
+    def same_tile(self, config: Config) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which configs have this one's tile."""
+        same = self.index[:, self._tile] == self.index[self.row[config]][self._tile]
+        alike: np.ndarray[tuple[int], np.dtype[np.bool_]] = same.all(axis=1)
+        return alike
 
     def surroundings(self, config: Config) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which configs are next to this one on the grid, itself included."""
+        """Which configs are at most one step of one knob away, itself included."""
         distance = np.abs(self.index - self.index[self.row[config]]).sum(axis=1)
-        near: np.ndarray[tuple[int], np.dtype[np.bool_]] = distance < _FAVOURITES_APART
+        near: np.ndarray[tuple[int], np.dtype[np.bool_]] = distance <= 1
         return near
 
     def nearest(self, point: Mapping[str, str | int]) -> Config | None:
