@@ -50,7 +50,7 @@ class DeviceSpec:
 class Device:
     """An entry of ``devices()``: ``id`` as the command line takes it, and its spec or why it cannot be used.
 
-    driver: name and version of what runs the device, empty where it cannot be used.
+    driver: name and version of what runs the device, empty where that is not known.
     """
 
     id: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import secrets
 import threading
@@ -143,7 +144,7 @@ class Dispatcher:
             choice = next(self._candidates(problem))
             self._choices[problem] = choice
         if choice.match != "exact":
-            warnings.warn(f"{problem}: {choice.why}", NotTuned, stacklevel=2)
+            _warn(f"{problem}: {choice.why}")
         return choice
 
     def warmup(self, problems: Iterable[ConvProblem]) -> None:
@@ -252,14 +253,11 @@ class Dispatcher:
             try:
                 yield from self._stored(self._store, problem, served)
                 return
-            except UnreadableRow as error:
-                if str(error) not in self._unreadable:
-                    self._unreadable.add(str(error))
-                    warnings.warn(str(error), NotTuned, stacklevel=4)
+            except UnreadableRow as error:  # the device's
+                self._pass_over(error)
             except StoreError as error:
                 self._store = None
-                text = f"the database cannot be read, and is not asked again: {error}"
-                warnings.warn(text, NotTuned, stacklevel=4)
+                _warn(f"the database cannot be read, and is not asked again: {error}")
         record = shipped.best(problem, self._spec.key)
         if record is not None:
             yield record, "exact", _tuned(record)
@@ -268,21 +266,40 @@ class Dispatcher:
         yield from ((other, "nearest", _near(apart, other)) for apart, other in near)
 
     def _stored(self, store: Store, problem: ConvProblem, served: ConvProblem) -> Iterator[tuple[Record, str, str]]:
-        record = store.best(problem, self._spec)
+        try:
+            record = store.best(problem, self._spec)
+        except UnreadableRow as error:
+            self._pass_over(error)
+            record = shipped.best(problem, self._spec.key)
         remark = ""
         if record is not None and record.verified:
             yield record, "exact", _tuned(record)
         elif record is not None:
             remark = f" (its record, {record.config}, is marked as not verified)"
         if record is not None:
-            trials = store.trials(problem, self._spec)
+            try:
+                trials = store.trials(problem, self._spec)
+            except UnreadableRow as error:
+                self._pass_over(error)
+                trials = []
             correct = [Record.of(t) for t in trials if t.status is Status.CORRECT and t.config != record.config]
             for other in sorted(correct, key=lambda one: one.time_us)[:_NEXT_BEST]:
                 yield other, "exact", f"next best of its trials{remark}"
         current = self._freshness.current(served, self._spec)
-        for apart, other in store.similar(problem, self._spec, current=current, within=MAX_DISTANCE):
+        passed: list[UnreadableRow] = []
+        near = store.similar(problem, self._spec, current=current, within=MAX_DISTANCE, unreadable=passed.append)
+        for apart, other in near:
+            self._pass_over(*passed)
             if other.verified:
                 yield other, "nearest", _near(apart, other) + remark
+        self._pass_over(*passed)
+
+    def _pass_over(self, *errors: UnreadableRow) -> None:
+        """Warn of each row once."""
+        for text in map(str, errors):
+            if text not in self._unreadable:
+                self._unreadable.add(text)
+                _warn(text)
 
     def _defaults(self, family: Family, problem: ConvProblem) -> Sequence[Config]:
         return family.configs(problem, self._spec)[:8]
@@ -359,7 +376,7 @@ class Dispatcher:
 
     def _reject(self, choice: Choice, reason: str) -> None:
         """Warn of a choice that does not work, and mark the layer's own record, if it was stale, in the database."""
-        warnings.warn(f"{choice.problem}: {choice.config} cannot be used: {reason}", NotTuned, stacklevel=4)
+        _warn(f"{choice.problem}: {choice.config} cannot be used: {reason}")
         if choice.stale and choice.match == "exact" and choice.record is not None and self._store is not None:
             # a fresh one that cannot be built says more about this machine than about the record
             with contextlib.suppress(StoreError):  # read-only, or gone: this process passes it over all the same
@@ -387,8 +404,16 @@ def _opened(location: str | os.PathLike[str] | None) -> Store | None:
     try:
         return Store(location, create=False)
     except StoreError as error:
-        warnings.warn(f"the database cannot be opened: {error}", NotTuned, stacklevel=3)
+        _warn(f"the database cannot be opened: {error}")
         return None
+
+
+def _warn(text: str) -> None:
+    """Warn, and name the line that called this module, from however deep in it."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals is globals():
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, NotTuned, stacklevel=level)
 
 
 def _tuned(record: Record) -> str:

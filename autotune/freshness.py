@@ -14,8 +14,9 @@ from autotune.trial import Config, Record, Trial
 class Freshness:
     """Compares rows with the kernel sources and compilers of this installation, each of which is read once.
 
-    families: those that rows may name. drivers: the present drivers by device key; a change of one not given is not
-    seen. Where the compiler for a device is not installed, nothing can be said about its rows: none is stale.
+    families: those that rows may name. drivers: the present drivers by device key; a change of one not given, or from
+    or to an empty one, is not seen. Where the compiler for a device is not installed, nothing can be said about its
+    rows: none is stale.
     """
 
     def __init__(self, families: Sequence[Family] = FAMILIES, drivers: Mapping[str, str] | None = None) -> None:
@@ -39,7 +40,7 @@ class Freshness:
         changes = [
             "the kernel source changed" if digest != said.kernel_digest else "",
             f"the compiler was {said.compiler}, now {compiler.version}" if compiler.version != said.compiler else "",
-            f"the driver was {said.driver}, now {driver}" if driver not in (None, said.driver) else "",
+            f"the driver was {said.driver}, now {driver}" if driver and said.driver not in ("", driver) else "",
         ]
         return "; ".join(filter(None, changes)) or None
 

@@ -227,6 +227,11 @@ def fake_frontend(plans: list[str]) -> tuple[ModuleType, dict[str, Any]]:
             if plans[index] == "bad":
                 raise RuntimeError("not supported\non this card")
 
+        get_workspace_size_plan_at_index = staticmethod(lambda _: 0)
+
+        def execute_plan_at_index(self, pointers: dict[int, int], *_: object, **__: object) -> None:
+            strides["pointers"] = sorted(pointers.values())
+
     frontend = ModuleType("cudnn")
     names = ("HALF", "BFLOAT16", "FLOAT", "INT8", "INT32")
     frontend.__dict__.update(
@@ -234,6 +239,7 @@ def fake_frontend(plans: list[str]) -> tuple[ModuleType, dict[str, Any]]:
         heur_mode=SimpleNamespace(A=0, B=1, FALLBACK=2),
         backend_version_string=lambda: "9.19.0",
         create_handle=lambda: 1,
+        set_stream=lambda **_: None,
         cudnnGraphNotSupportedError=type("cudnnGraphNotSupportedError", (Exception,), {}),
         pygraph=Graph,
     )
@@ -262,13 +268,21 @@ def test_cudnn_plans_are_distinct_and_know_their_layout(monkeypatch: pytest.Monk
 def test_a_neutral_bias_is_the_plans_own(monkeypatch: pytest.MonkeyPatch) -> None:
     frontend, strides = fake_frontend(["eng0"])
     cupy = ModuleType("cupy")
-    cupy.__dict__.update(zeros=np.zeros, float32=np.float32)
+
+    def array(count: int, _: object) -> SimpleNamespace:
+        return SimpleNamespace(data=SimpleNamespace(ptr=1000 + count))
+
+    stream = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=0))
+    cupy.__dict__.update(zeros=array, empty=array, float32=None, uint8=None, cuda=stream)
     monkeypatch.setitem(sys.modules, "cudnn", frontend)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     identity = replace(SMALL, epilogue=Epilogue())
     rival = Cudnn(identity, neutral_bias=True)
     assert rival.name == "cuDNN 9.19.0 NHWC with a bias of zeros"
     assert strides["bias"] == [4, 1, 4, 4]
+    given = {name: array(number, None) for number, name in enumerate(("activation", "filter", "output"))}
+    rival.kernel(0)(Operands(**given))
+    assert strides["pointers"] == [1000, 1001, 1002, 1004]  # the last one of K elements, made here
     strides.clear()
     Cudnn(identity)
     assert "bias" not in strides

@@ -46,6 +46,7 @@ INSTRUCTIONS = {
     "ptx::sync_cluster": r"\bbarrier\.cluster\.arrive\.release;\s+barrier\.cluster\.wait\.acquire",
     "ptx::barrier_arrive(empty, u32(lane))": r"\bmapa\.shared::cluster\.u32.*\s+mbarrier\.arrive\.shared::cluster\.b64",
     "ptx::stream_box": r"\bcp\.async\.bulk\.tensor\.[45]d\.shared::cluster\.global.*cache_hint",
+    "ptx::prefetch_pixels": r"\bcp\.async\.bulk\.prefetch\.tensor\.4d\.L2\.global\.im2col",
     "ptx::copy_pixels": r"\bcp\.async\.bulk\.tensor\.4d\.shared::cluster\.global\.im2col",
     "ptx::barrier_wait": r"\bmbarrier\.try_wait\.parity",
     "ptx::claim_registers": r"\bsetmaxnreg\.inc",

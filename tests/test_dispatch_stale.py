@@ -372,22 +372,49 @@ def test_whatever_happens_to_the_database_defaults_serve_with_one_warning(
     assert "\n" not in failed[0]
 
 
-def test_a_row_that_cannot_be_read_costs_its_own_layer_only(store: Store, ship: Callable[..., None]) -> None:
-    ship(record_of(FAR, configs_of(FAR)[3]))
+@pytest.mark.parametrize("fault", ["knobs = '[1]'", "family = CAST(x'ff41' AS TEXT)", "time_us = 'a'"])
+def test_a_row_that_cannot_be_read_costs_its_own_layer_only(store: Store, fault: str) -> None:
+    config = next(c for c in configs_of(LAYER) if c in configs_of(NEAR) and c in configs_of(FAR))
     for problem in (LAYER, NEAR):
-        store.replace(record_of(problem, configs_of(problem)[7]))
+        store.replace(record_of(problem, config))
     with store._transaction(writes=True) as connection:
-        connection.exec_driver_sql("UPDATE record SET knobs = '[1]' WHERE id = 1")
+        connection.exec_driver_sql("PRAGMA ignore_check_constraints = ON")
+        connection.exec_driver_sql(f"UPDATE record SET {fault} WHERE id = 1")
     dispatcher = Dispatcher(store, device="cpu")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert dispatcher.select(LAYER).match == "nearest"  # the shipped one's
+        served = [dispatcher.select(problem) for problem in (LAYER, FAR)]
         convolve(dispatcher)
-    failed = [str(one.message) for one in caught if "cannot be read" in str(one.message)]
-    assert len(failed) == 1
-    assert ": record 1 cannot be read: " in failed[0]
+    failed = [one for one in caught if "cannot be read" in str(one.message)]
+    assert [str(one.message).count(": record 1 cannot be read: ") for one in failed] == [1]
+    assert [one.filename for one in caught] == [__file__] * 3
+    assert [(choice.match, str(NEAR) in choice.why) for choice in served] == [("nearest", True)] * 2
     with no_warning():
         assert dispatcher.select(NEAR).match == "exact"
+
+
+def test_a_device_that_cannot_be_read_is_warned_of_once(store: Store, ship: Callable[..., None]) -> None:
+    ship(record_of(FAR, configs_of(FAR)[3]))
+    store.replace(record_of(LAYER, configs_of(LAYER)[7]))
+    with store._transaction(writes=True) as connection:
+        connection.exec_driver_sql("UPDATE device SET spec = '[1]'")
+    dispatcher = Dispatcher(store, device="cpu")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert [dispatcher.select(problem).match for problem in (LAYER, FAR, NEAR)] == ["nearest", "exact", "nearest"]
+    assert sum(": device 1 cannot be read: " in str(one.message) for one in caught) == 1
+
+
+def test_a_mark_holds_whatever_else_cannot_be_read(store: Store, ship: Callable[..., None]) -> None:
+    marked = record_of(LAYER, configs_of(LAYER)[7])
+    ship(marked)
+    store.replace(record_of(NEAR, configs_of(NEAR)[7]))
+    store.distrust(marked)
+    with store._transaction(writes=True) as connection:
+        connection.exec_driver_sql("UPDATE record SET knobs = '[1]' WHERE id = 1")
+    choice = quietly(store)
+    assert choice.match == "default"
+    assert choice.config != marked.config
 
 
 def test_a_database_is_opened_where_there_is_one(store: Store, tmp_path: Path) -> None:

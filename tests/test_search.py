@@ -452,11 +452,11 @@ def test_favourites_are_the_best_of_promising_tiles_then_others_apart_from_them(
 
 def test_a_variant_is_a_step_of_the_pipeline_away() -> None:
     space = Space(PROBLEM, SPEC, [Pipelined()])
-    assert space.variant(config(16, 3)) == config(16, 2)
+    assert space.variants(config(16, 3)) == [config(16, 2), config(16, 4)]
     space.take(config(16, 2))
-    assert space.variant(config(16, 3)) == config(16, 4)
+    assert space.variants(config(16, 3)) == [config(16, 4)]
     space.take(config(16, 4))
-    assert space.variant(config(16, 3)) is None
+    assert space.variants(config(16, 3)) == []
 
 
 def test_every_second_proposal_is_a_variant_of_the_fastest() -> None:
@@ -469,6 +469,16 @@ def test_every_second_proposal_is_a_variant_of_the_fastest() -> None:
     sampler.tell(trial_of(config(2, 1), 4.0))
     asked += [sampler.ask(), sampler.ask()]
     assert config(2, 2) in asked
+
+
+def test_searches_that_diverge_do_not_try_the_same_variants() -> None:
+    known = [trial_of(c, 5.0 if c == config(16, 4) else 9.0) for c in (config(1, 1), config(16, 4), config(32, 1))]
+    first = set()
+    for _ in range(20):
+        sampler = Sampler(Space(PROBLEM, SPEC, [Pipelined()]), 3, [], known)
+        sampler.diverge()
+        first.add(sampler.ask())
+    assert first == {config(16, 3), config(16, 6)}
 
 
 def test_a_point_becomes_the_nearest_free_legal_config() -> None:

@@ -72,7 +72,12 @@ def devices() -> list[Device]:
 
 
 def _driver(core: Any) -> str:
-    return "driver " + ".".join(map(str, core.system.get_kernel_mode_driver_version()))
+    """The driver's version; empty where the library that tells it is missing, as in some containers."""
+    try:
+        return "driver " + ".".join(map(str, core.system.get_kernel_mode_driver_version()))
+    # the library's errors are of classes that are not public
+    except Exception:
+        return ""
 
 
 def _spec(device: Any) -> DeviceSpec:

@@ -18,7 +18,7 @@ from autotune.trial import Config
 class Knob:
     """One parameter of a family. candidates: its values, ascending. meaning: one line, with the unit.
 
-    pipeline: True where it leaves a tile as it is, and only says how work on it overlaps.
+    pipeline: True where it leaves a block's products as they are, and only says how work on them overlaps or is shared.
     """
 
     name: str

@@ -103,6 +103,10 @@ class IgemmWgmma(Family):
             return "two warpgroups play ping-pong"
         if t.rows * t.cta_n // 2 + 56 > _REGISTERS[t.consumers]:
             return f"{t.rows * t.cta_n // 2} accumulators are too many for {t.consumers} consumers"
+        # what belongs to a thread's filters of one block, and of the next one
+        held = 2 * lane_filters(t.cta_n, p) * (p.epilogue.bias + (p.epilogue.scale == "channel"))
+        if t.rows * t.cta_n // 2 + held + 24 > _REGISTERS[t.consumers]:
+            return f"{t.rows * t.cta_n // 2} accumulators leave no room for scales and biases"
         # one product's registers must be there from the beginning
         launched = launched_registers(t.consumers)
         if t.cta_n // 2 + 26 > launched:
@@ -130,7 +134,7 @@ class IgemmWgmma(Family):
         if t.cluster > 1 and 2 * t.cta_n < t.cta_m:
             return f"{t.cta_n} filters are not worth sharing by tiles of {t.cta_m} pixels"
         if t.even and not t.cta_m - 64 < _tile_m(t, p, device) < t.cta_m:
-            return f"tiles of {t.cta_m} pixels are even"
+            return f"even tiles would have {_tile_m(t, p, device)} of {t.cta_m} pixels"
         if _smem_bytes(t, p) > _MAX_SMEM:
             return f"{_smem_bytes(t, p)} bytes of shared memory are more than {_MAX_SMEM}"
         if tiles * t.split_k >= 2**30:

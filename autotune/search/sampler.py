@@ -44,6 +44,8 @@ class Sampler:
         self._fastest_us: dict[str, float] = {}
         self._best: tuple[float, Config] | None = None
         self._varies = False
+        # once others search the same layer
+        self._random: random.Random | None = None
         for trial in known:
             self.tell(trial)
 
@@ -54,8 +56,8 @@ class Sampler:
             if self._space.is_free(config):
                 return self._propose(config)
         self._varies = not self._varies
-        if self._varies and self._best and (variant := self._space.variant(self._best[1])):
-            return self._propose(variant)
+        if self._varies and self._best and (variants := self._space.variants(self._best[1])):
+            return self._propose(variants[self._random.randrange(len(variants)) if self._random else 0])
         asked = self._study.ask()
         self._length += 1
         point: dict[str, str | int] = {}
@@ -92,7 +94,8 @@ class Sampler:
 
     def diverge(self) -> None:
         """Go a way of its own: other processes search the same layer, perhaps from the same seed."""
-        random.SystemRandom().shuffle(self._first)
+        self._random = random.SystemRandom()
+        self._random.shuffle(self._first)
         self._study.sampler.reseed_rng()
 
     def _promising(self, family: str) -> str:

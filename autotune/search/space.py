@@ -72,12 +72,12 @@ class Space:
         found = self._tables[name].nearest(point)
         return found or next((config for config in self.by_prediction() if self.is_free(config)), None)
 
-    def variant(self, config: Config) -> Config | None:
-        """The free config of the same tile one step of one knob away, the best prediction of several; None for none."""
+    def variants(self, config: Config) -> list[Config]:
+        """The free configs of the same tile one step of one knob away, the best prediction first."""
         table = self._tables[config.family]
         others = table.free & (np.arange(len(table.configs)) != table.row[config])
-        variants = np.flatnonzero(table.surroundings(config) & table.same_tile(config) & others)
-        return table.configs[int(variants[0])] if variants.size else None
+        found = np.flatnonzero(table.surroundings(config) & table.same_tile(config) & others)
+        return [table.configs[row] for row in found]
 
     def by_prediction(self) -> Iterator[Config]:
         """Every config, the fastest predicted first."""

@@ -171,6 +171,8 @@ def open_sqlite(path: Path | None, *, read_only: bool = False, foreign_keys: boo
         # isolation_level None: transactions are begun below, not by the driver
         connection = sqlite3.connect(target, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
+            # SQLite does not look at what a text holds; what no UTF-8 is, the reader of its row refuses
+            connection.text_factory = _text
             if content is not None:
                 connection.deserialize(content)
             prepare(connection)
@@ -192,6 +194,10 @@ def open_sqlite(path: Path | None, *, read_only: bool = False, foreign_keys: boo
     engine = create_engine("sqlite://", creator=connect, json_deserializer=_json, **pool)
     event.listen(engine, "begin", _begin)
     return engine
+
+
+def _text(content: bytes) -> str:
+    return content.decode(errors="surrogateescape")
 
 
 def _json(text: Any) -> Any:

@@ -44,8 +44,8 @@ def member(values: Mapping[str, Any], name: str, *types: type) -> Any:
     value = values[name]
     if type(value) is int and value not in _INTEGERS:
         raise ValueError(f"{name} has more than 64 bits")
-    if type(value) is str and "\0" in value:
-        raise ValueError(f"{name} holds a NUL character")
+    if type(value) is str:
+        _check_text(name, value)
     if type(value) in (int, float) and float in types:
         # of the two zeros, which are equal but are written differently, the plain one
         value = float(value) + 0.0
@@ -53,6 +53,17 @@ def member(values: Mapping[str, Any], name: str, *types: type) -> Any:
     if type(value) not in types:
         raise ValueError(f"{name} must be {' or '.join(_TYPE_NAMES[one] for one in types)}, not {value!r}")
     return value
+
+
+def _check_text(name: str, text: str) -> None:
+    """ValueError for what no database takes."""
+    if "\0" in text:
+        raise ValueError(f"{name} holds a NUL character")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{name} is no UTF-8 text") from None
 
 
 def parts(kind: type[_Parts], values: Mapping[str, Any]) -> _Parts:
@@ -164,4 +175,6 @@ def config_of(row: Any) -> Config:
     """The config in a row of a trial or a record, whether or not its family still exists."""
     values = row._mapping
     knobs = member(values, "knobs", dict)
+    for name in knobs:
+        _check_text("a knob's name", name)
     return Config(member(values, "family", str), tuple((name, member(knobs, name, int)) for name in knobs))

@@ -13,6 +13,7 @@ from autotune.device import DeviceSpec
 from autotune.problem import ConvProblem
 from autotune.store import statements
 from autotune.store.models import LayerRow, RecordRow
+from autotune.store.statements import Unreadable
 from autotune.trial import Record
 
 # of each family the kernel digest and the compiler that its rows have to name to be trusted
@@ -47,16 +48,20 @@ def page(
     within: float,
     limit: int,
     offset: int,
-) -> list[Record]:
-    """So many records of alike layers on a device in the order of ``rank``, which the database establishes."""
+    unreadable: Unreadable | None,
+) -> tuple[list[Record], int]:
+    """So many records of alike layers on a device in the order of ``rank``, which the database establishes.
+
+    With them their number, those included of which ``unreadable`` was told: see ``statements.records``.
+    """
     found = statements.find_device(connection, device)
     if found is None:
-        return []
+        return [], 0
     device_id, spec = found
     ranked = _ranked(problem, device_id, current, any_epilogue, within).limit(limit).offset(offset)
     layers = {row.problem: row.id for row in connection.execute(ranked)}
-    records = statements.records(connection, {device_id: spec}, layers.values())
-    return [records[text, device_id] for text in layers]
+    records = statements.records(connection, {device_id: spec}, layers.values(), unreadable)
+    return [records[text, device_id] for text in layers if (text, device_id) in records], len(layers)
 
 
 def _ranked(

@@ -17,6 +17,7 @@ from autotune.store.models import Base, DeviceRow, LayerRow, RecordRow, TrialRow
 from autotune.trial import Record, Trial
 
 Key = tuple[str, int]  # of a record: problem text and device id
+Unreadable = Callable[[UnreadableRow], object]
 # what a row that holds no value makes the value's constructor raise
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
 _MERGE_LOCK = 0x6D657267  # PostgreSQL advisory lock
@@ -28,7 +29,7 @@ _T = TypeVar("_T")
 def devices(connection: Connection) -> dict[int, DeviceSpec]:
     """Every device by id."""
     found = connection.execute(select(DeviceRow.id, DeviceRow.spec))
-    return {row.id: _decoded("device", _spec_of, row) for row in found}
+    return {row.id: _decoded(f"device {row.id}", _spec_of, row) for row in found}
 
 
 def key_of(connection: Connection, device: AnyDevice) -> str:
@@ -40,7 +41,7 @@ def find_device(connection: Connection, device: AnyDevice) -> tuple[int, DeviceS
     """A device's id and description, None when it is given as a value and unknown; ValueError as ``device_key``."""
     key = key_of(connection, device)
     row = connection.execute(select(DeviceRow.id, DeviceRow.spec).where(DeviceRow.key == key)).one_or_none()
-    return None if row is None else (row.id, _decoded("device", _spec_of, row))
+    return None if row is None else (row.id, _decoded(f"device {row.id}", _spec_of, row))
 
 
 def state_device(connection: Connection, spec: DeviceSpec) -> int:
@@ -87,7 +88,7 @@ def trials(connection: Connection, problem: ConvProblem, device_id: int, spec: D
     """The trials of a layer on a device, in the order first recorded."""
     query = select(TrialRow).join(LayerRow, LayerRow.id == TrialRow.layer_id)
     query = query.where(LayerRow.problem == str(problem), TrialRow.device_id == device_id).order_by(TrialRow.id)
-    return [_decoded("trial", rows.trial_of, row, problem, spec) for row in connection.execute(query)]
+    return [_decoded(f"trial {row.id}", rows.trial_of, row, problem, spec) for row in connection.execute(query)]
 
 
 def trial_names(connection: Connection, problem: ConvProblem, device_id: int) -> set[str]:
@@ -105,7 +106,7 @@ def provenances(connection: Connection) -> list[tuple[Trial, int]]:
     counts = {int(first): int(count) for first, count in groups}
     query = select(TrialRow, LayerRow.problem).join(LayerRow, LayerRow.id == TrialRow.layer_id)
     found: Iterable[Row[Any]] = connection.execute(query.where(TrialRow.id.in_(counts)).order_by(TrialRow.id))
-    return [(_decoded("trial", _trial_of, row, specs), counts[row.id]) for row in found]
+    return [(_decoded(f"trial {row.id}", _trial_of, row, specs), counts[row.id]) for row in found]
 
 
 def put_trials(connection: Connection, layer_id: int, device_id: int, found: Sequence[Trial]) -> None:
@@ -125,19 +126,36 @@ def record(connection: Connection, problem: ConvProblem, device: str) -> Record 
         .where(LayerRow.problem == str(problem), DeviceRow.key == device)
     )
     row = connection.execute(query).one_or_none()
-    return None if row is None else _decoded("record", rows.record_of, row, problem, _decoded("device", _spec_of, row))
+    if row is None:
+        return None
+    spec = _decoded(f"device {row.device_id}", _spec_of, row)
+    return _decoded(f"record {row.id}", rows.record_of, row, problem, spec)
 
 
 def records(
-    connection: Connection, specs: Mapping[int, DeviceSpec], layers: Collection[int] | None = None
+    connection: Connection,
+    specs: Mapping[int, DeviceSpec],
+    layers: Collection[int] | None = None,
+    unreadable: Unreadable | None = None,
 ) -> dict[Key, Record]:
-    """The records on these devices, given by id, of these layers or of all."""
+    """The records on these devices, given by id, of these layers or of all.
+
+    unreadable: told of each row that cannot be read, which is left out; without it UnreadableRow is raised.
+    """
     query = select(RecordRow, LayerRow.problem).join(LayerRow, LayerRow.id == RecordRow.layer_id)
     query = query.where(RecordRow.device_id.in_(specs))
     if layers is not None:
         query = query.where(RecordRow.layer_id.in_(layers))
-    found: Iterable[Row[Any]] = connection.execute(query)
-    return {(row.problem, row.device_id): _decoded("record", _record_of, row, specs) for row in found}
+    rows_found: Iterable[Row[Any]] = connection.execute(query)
+    found = {}
+    for row in rows_found:
+        try:
+            found[row.problem, row.device_id] = _decoded(f"record {row.id}", _record_of, row, specs)
+        except UnreadableRow as error:
+            if unreadable is None:
+                raise
+            unreadable(error)
+    return found
 
 
 def put_records(connection: Connection, layers: Mapping[str, int], changed: Mapping[Key, Record]) -> None:
@@ -161,12 +179,12 @@ def _upsert(connection: Connection, model: type[Base], values: Sequence[rows.Val
 
 
 def _decoded(
-    table: str, decode: Callable[Concatenate[Row[Any], _P], _T], row: Row[Any], *args: _P.args, **kwargs: _P.kwargs
+    name: str, decode: Callable[Concatenate[Row[Any], _P], _T], row: Row[Any], *args: _P.args, **kwargs: _P.kwargs
 ) -> _T:
     try:
         return decode(row, *args, **kwargs)
     except UNREADABLE as error:
-        raise UnreadableRow(f"{table} {row.id} cannot be read: {error}") from error
+        raise UnreadableRow(f"{name} cannot be read: {error}") from error
 
 
 def _spec_of(row: Row[Any]) -> DeviceSpec:

@@ -22,7 +22,7 @@ from autotune.store import engine as engines
 from autotune.store import rows, schema, statements
 from autotune.store import shipped as tables
 from autotune.store.checking import defects
-from autotune.store.engine import NoDatabase, StoreError
+from autotune.store.engine import NoDatabase, StoreError, UnreadableRow
 from autotune.store.lookup import AnyDevice, device_key
 from autotune.store.merging import MergeReport, demerit, winner
 from autotune.store.similar import Current, distance, page, rank
@@ -135,21 +135,24 @@ class Store:
         current: Current | None = None,
         any_epilogue: bool = False,
         within: float = math.inf,
+        unreadable: statements.Unreadable | None = None,
     ) -> Iterator[tuple[float, Record]]:
         """Records of other layers of the same dtype, layout and epilogue on a device, with their distances up to
         ``within``; shipped ones too.
 
         Nearest first; equally distant ones in the order of their problem texts. any_epilogue: those of other layouts
         and epilogues too. current: what a family's records have to say to be trusted; those that say something else, or
-        are not verified, come after all others.
+        are not verified, come after all others. unreadable: told of each record that cannot be read, which is passed
+        over; without it UnreadableRow, a StoreError, is raised.
 
         The database orders them, and no more are read than asked for: 60 ms for the first among 50,000 alike.
         """
-        own = self._pages(problem, device, current, any_epilogue, within)
+        tell = unreadable and self._labelled(unreadable)
+        own = self._pages(problem, device, current, any_epilogue, within, tell)
         beneath = tables.similar(problem, device, current=current, any_epilogue=any_epilogue, within=within)
         seen: set[ConvProblem] = set()
         for apart, record in heapq.merge(own, beneath, key=lambda found: rank(found[1], problem, current)):
-            if record.problem not in seen and not self._is_hidden(record):
+            if record.problem not in seen and not self._is_hidden(record, tell):
                 seen.add(record.problem)
                 yield apart, record
 
@@ -256,24 +259,41 @@ class Store:
                 connection.close()
 
     def _pages(
-        self, problem: ConvProblem, device: DeviceSpec, current: Current | None, any_epilogue: bool, within: float
+        self,
+        problem: ConvProblem,
+        device: DeviceSpec,
+        current: Current | None,
+        any_epilogue: bool,
+        within: float,
+        unreadable: statements.Unreadable | None,
     ) -> Iterator[tuple[float, Record]]:
         start, count = 0, _PAGE
         while True:
             with self._transaction() as connection:
-                found = page(connection, problem, device, current, any_epilogue, within, count, start)
+                found, read = page(connection, problem, device, current, any_epilogue, within, count, start, unreadable)
             yield from ((distance(problem, record.problem), record) for record in found)
-            if len(found) < count:
+            if read < count:
                 return
             start, count = start + count, 4 * count
 
-    def _is_hidden(self, record: Record) -> bool:
+    def _is_hidden(self, record: Record, unreadable: statements.Unreadable | None) -> bool:
         """True for a shipped record of a layer that has one here."""
         if not tables.is_shipped(record):
             return False
-        with self._transaction() as connection:
-            own = statements.record(connection, record.problem, record.device.key)
+        try:
+            with self._transaction() as connection:
+                own = statements.record(connection, record.problem, record.device.key)
+        except UnreadableRow as error:
+            if unreadable is None:
+                raise
+            unreadable(error)
+            return False
         return own not in (None, record)
+
+    def _labelled(self, tell: statements.Unreadable) -> statements.Unreadable:
+        """Says of which database a row is, as ``_faults`` does."""
+        prefix = f"{self._location.label}: "
+        return lambda error: tell(error if str(error).startswith(prefix) else UnreadableRow(f"{prefix}{error}"))
 
     def _open(self) -> tuple[Engine, str]:
         """An engine, and why it does not write, if so."""
