@@ -270,21 +270,29 @@ def test_a_malformed_line_is_named_and_nothing_is_imported(
 
 def test_a_record_that_the_tables_refuse_takes_the_whole_import_back(tmp_path: Path) -> None:
     path = tmp_path / "table.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps(one) + "\n"
-            for one in (
-                entry(),
-                entry(clock_mhz=1),
-                entry(problem=str(layer(1)), provenance=entry()["provenance"] | {"driver": "\ud800"}),
-            )
-        )
-    )
+    others = (entry(), entry(clock_mhz=1), entry(problem=str(layer(1)), time_us=7.0))
+    path.write_text("".join(json.dumps(one) + "\n" for one in others))
     with Store(":memory:") as store:
-        with pytest.raises(StoreError, match=r"^sqlite://: .*surrogates not allowed"):
+        with store._transaction(writes=True) as connection:
+            connection.exec_driver_sql(
+                "CREATE TRIGGER refuse BEFORE INSERT ON record WHEN NEW.time_us = 7 "
+                "BEGIN SELECT RAISE(ABORT, 'no record of 7 us'); END"
+            )
+        with pytest.raises(StoreError, match=r"^sqlite://: .*no record of 7 us"):
             exchange.import_files(store, [path])
         assert store.records() == []
         assert store.check() == []
+
+
+def test_a_text_that_is_no_utf_8_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "table.jsonl"
+    broken = entry(provenance=entry()["provenance"] | {"driver": "\ud800"})
+    path.write_text("".join(json.dumps(one) + "\n" for one in (entry(), broken)))
+    with (
+        Store(":memory:") as store,
+        pytest.raises(StoreError, match=r"table\.jsonl:2: driver is no UTF-8 text$"),
+    ):
+        exchange.import_files(store, [path])
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
