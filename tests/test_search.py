@@ -24,6 +24,8 @@ from replay import PROBLEM, SPEC, Grid, Replay, trial_of
 from autotune.backends import compiler_for, find
 from autotune.families import Knob, why_unsupported
 from autotune.families.direct_cpu import DirectCpu
+from autotune.measure.workbench import Workbench
+from autotune.measure.worker import Worker
 from autotune.problem import ConvProblem, Epilogue
 from autotune.search import NoValidConfig, Progress, Space, Unsupported, loop, tune
 from autotune.search.finalists import finalists, noise_us, winner
@@ -615,6 +617,18 @@ def test_a_layer_is_tuned_on_the_cpu(store: Store) -> None:
         assert trial.measurement is not None
         assert trial.measurement.condition == "cold-loop"
     assert result.best.config in {t.config for t in finalists(result.trials)}
+
+
+def test_a_device_that_tells_no_driver_is_tuned_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = Workbench._take_prepared
+
+    def take_nothing(bench: Workbench, worker: Worker) -> None:
+        taken(bench, worker)
+        bench._driver = ""
+
+    monkeypatch.setattr(Workbench, "_take_prepared", take_nothing)
+    result = tune(SMALL, store=store, device="cpu", trials=2)
+    assert [(t.status, t.provenance.driver) for t in result.trials] == [(Status.CORRECT, "")] * 2
 
 
 def test_a_search_that_is_killed_loses_at_most_the_trial_in_flight(tmp_path: Path) -> None:

@@ -83,7 +83,8 @@ class Workbench:
         self._compiling: dict[Worker, _Job | None] = {}
         self._idle: list[Worker] = []
         self._running: _Job | None = None
-        self._compiler, self._driver = "unknown", ""
+        self._compiler = "unknown"
+        self._driver: str | None = None  # until the device child has told it
         self._preparing = False
         self._measurer: Worker | None = None
 
@@ -132,7 +133,7 @@ class Workbench:
         """
         while True:
             self._assign(best_us)
-            if self._finished and self._driver:
+            if self._finished and self._driver is not None:
                 return self._trial(self._finished.popleft())
             if not self._step():
                 return None
@@ -276,7 +277,7 @@ class Workbench:
             provenance=Provenance(
                 kernel_digest=kernel.digest if kernel else cache.digest(job.source),
                 compiler=kernel.compiler if kernel else self._compiler,
-                driver=self._driver,
+                driver=self._driver or "",
                 clock_mhz=measured.clock_mhz if measured else None,
                 temperature_c=measured.temperature_c if measured else None,
                 created_at=datetime.now(UTC).isoformat(timespec="seconds"),
