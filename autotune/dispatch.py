@@ -121,7 +121,7 @@ class Dispatcher:
         self._lock = threading.RLock()
         self._backend: Backend | None = None
         self._process = os.getpid()
-        self._freshness = Freshness(families, {self._spec.key: self._device.driver})
+        self._freshness = Freshness(families, [self._device])
         self._unreadable: set[str] = set()
         # None from when it has failed
         self._store = _opened(store) if store is None or isinstance(store, str | os.PathLike) else store

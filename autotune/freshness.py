@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from autotune.backends import Compiler, NoDevice, compiler_for, devices
-from autotune.device import DeviceSpec
+from autotune.backends import Compiler, NoDevice, compiler_for
+from autotune.device import Device, DeviceSpec
 from autotune.families import FAMILIES, Family, family_named, supporting
 from autotune.problem import ConvProblem
 from autotune.trial import Config, Record, Trial
@@ -14,14 +14,14 @@ from autotune.trial import Config, Record, Trial
 class Freshness:
     """Compares rows with the kernel sources and compilers of this installation, each of which is read once.
 
-    families: those that rows may name. drivers: the present drivers by device key; a change of one not given, or from
-    or to an empty one, is not seen. Where the compiler for a device is not installed, nothing can be said about its
-    rows: none is stale.
+    families: those that rows may name. devices: those whose drivers are looked at; a change from or to a driver that is
+    not known is not seen. Where the compiler for a device is not installed, nothing can be said about its rows: none is
+    stale.
     """
 
-    def __init__(self, families: Sequence[Family] = FAMILIES, drivers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, families: Sequence[Family] = FAMILIES, devices: Iterable[Device] = ()) -> None:
         self._families = families
-        self._drivers = drivers or {}
+        self._drivers = {device.spec.key: device.driver for device in devices if device.spec is not None}
         self._compilers: dict[DeviceSpec, Compiler | None] = {}
         self._digests: dict[tuple[str, DeviceSpec], str] = {}
 
@@ -83,12 +83,3 @@ class Freshness:
                 return None
             self._digests[key] = compiler.digest(family.source(legal, problem, device))
         return self._digests[key]
-
-
-def drivers(wanted: Container[str]) -> dict[str, str]:
-    """The drivers of this machine's devices whose keys are wanted, by key."""
-    found: dict[str, str] = {}
-    for device in devices():
-        if device.spec is not None and device.spec.key in wanted:
-            found.setdefault(device.spec.key, device.driver)
-    return found

@@ -9,9 +9,9 @@ import pytest
 from store_samples import CPU
 
 from autotune.backends import NoDevice, cache, compiler_for, find
-from autotune.device import DeviceSpec
+from autotune.device import Device, DeviceSpec
 from autotune.families import DirectCpu
-from autotune.freshness import Freshness, drivers
+from autotune.freshness import Freshness
 from autotune.problem import ConvProblem
 from autotune.store import Store, exchange
 from autotune.trial import Config, Measurement, Provenance, Record, Status, Trial
@@ -52,13 +52,18 @@ def changed(record: Record, **provenance: str) -> Record:
 
 def test_what_was_written_now_is_fresh(fresh: Record) -> None:
     assert Freshness().why_stale(fresh) is None
-    assert Freshness(drivers={fresh.device.key: "driver 1", "another": "x"}).why_stale(fresh) is None
+    another = replace(fresh.device, name="another")
+    given = [Device(id="cpu", spec=fresh.device, driver="driver 1"), Device(id="cuda:0", spec=another, driver="x")]
+    assert Freshness(devices=[*given, Device(id="cuda:1", reason="broken")]).why_stale(fresh) is None
 
 
 def test_every_change_is_named(fresh: Record) -> None:
     said = fresh.provenance
-    judge = Freshness(drivers={fresh.device.key: "driver 2"}).why_stale
+    judge = Freshness(devices=[Device(id="cpu", spec=fresh.device, driver="driver 2")]).why_stale
     assert judge(fresh) == "the driver was driver 1, now driver 2"
+    # what is not known has not changed
+    assert judge(changed(fresh, driver="")) is None
+    assert Freshness(devices=[Device(id="cpu", spec=fresh.device)]).why_stale(fresh) is None
     judge = Freshness().why_stale
     assert judge(changed(fresh, driver="driver 0")) is None
     assert judge(changed(fresh, kernel_digest="ab" * 32)) == "the kernel source changed"
@@ -112,11 +117,6 @@ def test_current_is_what_fresh_rows_say(fresh: Record) -> None:
     said = fresh.provenance
     assert Freshness().current(LAYER, fresh.device) == {"direct_cpu": (said.kernel_digest, said.compiler)}
     assert Freshness().current(replace_dtype(LAYER), fresh.device) == {}
-
-
-def test_the_drivers_of_this_machine(fresh: Record) -> None:
-    assert set(drivers({fresh.device.key, "another"})) == {fresh.device.key}
-    assert drivers({}) == {}
 
 
 def test_a_fresh_record_wins_a_merge_whatever_the_order(fresh: Record, tmp_path: Path) -> None:

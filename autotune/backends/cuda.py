@@ -196,7 +196,7 @@ class CudaBackend(Backend):
         self._device = core.Device(self.index)
         with self._current():
             pass
-        self.driver = _driver(core)
+        self.driver = device.driver
 
     @contextmanager
     def _current(self) -> Iterator[None]:

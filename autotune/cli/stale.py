@@ -25,13 +25,13 @@ def stale(db: Database = None, as_json: AsJson = False) -> None:
     And why. They still serve, once verified; autotune tune --stale renews those of this machine's devices. Of a device
     whose compiler is not installed here, no record is stale; of one that is not here, the driver is not looked at.
     """
-    from autotune.freshness import Freshness, drivers
+    from autotune.backends import devices
+    from autotune.freshness import Freshness
     from autotune.store import Store
 
     with Store(db, create=False) as store:
         records, trials, url = store.records(shipped=False), store.provenances(), store.url
-    devices = {record.device.key for record in records} | {trial.device.key for trial, _ in trials}
-    judge = Freshness(drivers=drivers(devices))
+    judge = Freshness(devices=devices())
     found = [(record, why) for record in records if (why := judge.why_stale(record))]
     counts: Counter[tuple[str, str, str]] = Counter()
     for trial, count in trials:
@@ -63,11 +63,11 @@ def renew_stale(store: Store, device: Device, problem: ConvProblem | None, as_js
 
     Exits with 1 when one could not be renewed.
     """
-    from autotune.freshness import Freshness, drivers
+    from autotune.freshness import Freshness
     from autotune.search import NoValidConfig, Unsupported, renew
 
     assert device.spec is not None
-    judge = Freshness(drivers=drivers({device.spec.key}))
+    judge = Freshness(devices=[device])
     own = [record for record in store.records(shipped=False) if record.device.key == device.spec.key]
     records = own if problem is None else [one for one in [store.best(problem, device.spec)] if one is not None]
     outdated = [(one, why) for one in records if (why := judge.why_distrusted(one))]

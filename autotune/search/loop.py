@@ -68,7 +68,7 @@ def tune(
     ledger = Ledger(store, problem, target.spec, trials, force)
     total = len(ledger.counted) + min(ledger.left, len(space) - sum(t.config in space for t in ledger.counted))
     present = store.best(problem, target.spec)
-    distrusted = present and Freshness(registry, {target.spec.key: target.driver}).why_distrusted(present)
+    distrusted = present and Freshness(registry, [target]).why_distrusted(present)
     if total == len(ledger.counted) and present is not None:
         if distrusted:
             return renew(present, distrusted, store=store, device=target, families=registry, limits=limits)
