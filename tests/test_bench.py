@@ -198,7 +198,7 @@ def test_without_time_each_rival_has_its_first_plan_tried(harness: Harness) -> N
 
 
 def fake_frontend(plans: list[str]) -> tuple[ModuleType, dict[str, Any]]:
-    """What of cuDNN's frontend is called, recording the tensors' strides; a plan named ``bad`` cannot be built."""
+    """What of cuDNN's frontend is called, recording strides and a plan's pointers; a plan ``bad`` fails."""
     strides: dict[str, Any] = {}
 
     class Tensor:

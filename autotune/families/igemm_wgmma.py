@@ -101,12 +101,10 @@ class IgemmWgmma(Family):
             return f"a product of {t.cta_n} columns does not exist for {p.dtype}"
         if t.pingpong and t.consumers != 2:
             return "two warpgroups play ping-pong"
-        if t.rows * t.cta_n // 2 + 56 > _REGISTERS[t.consumers]:
-            return f"{t.rows * t.cta_n // 2} accumulators are too many for {t.consumers} consumers"
-        # what belongs to a thread's filters of one block, and of the next one
+        # with what belongs to a thread's filters of one block, and of the next one
         held = 2 * lane_filters(t.cta_n, p) * (p.epilogue.bias + (p.epilogue.scale == "channel"))
-        if t.rows * t.cta_n // 2 + held + 24 > _REGISTERS[t.consumers]:
-            return f"{t.rows * t.cta_n // 2} accumulators leave no room for scales and biases"
+        if t.rows * t.cta_n // 2 + max(56, held + 24) > _REGISTERS[t.consumers]:
+            return f"{t.rows * t.cta_n // 2} accumulators are too many for {t.consumers} consumers"
         # one product's registers must be there from the beginning
         launched = launched_registers(t.consumers)
         if t.cta_n // 2 + 26 > launched:

@@ -6,7 +6,6 @@ nearest free legal config; it finds good tiles, and is slow to look at what lies
 
 from __future__ import annotations
 
-import math
 import random
 import warnings
 from collections import Counter, deque
@@ -41,8 +40,7 @@ class Sampler:
         self._length = 0
         self._running: dict[Config, int] = {}
         self._told: Counter[str] = Counter()
-        self._fastest_us: dict[str, float] = {}
-        self._best: tuple[float, Config] | None = None
+        self._fastest: dict[str, tuple[float, Config]] = {}  # of each family
         self._varies = False
         # once others search the same layer
         self._random: random.Random | None = None
@@ -56,8 +54,10 @@ class Sampler:
             if self._space.is_free(config):
                 return self._propose(config)
         self._varies = not self._varies
-        if self._varies and self._best and (variants := self._space.variants(self._best[1])):
-            return self._propose(variants[self._random.randrange(len(variants)) if self._random else 0])
+        if self._varies and self._fastest:
+            _, best = min(self._fastest.values(), key=_time_us)
+            if variants := self._space.variants(best):
+                return self._propose(self._random.choice(variants) if self._random else variants[0])
         asked = self._study.ask()
         self._length += 1
         point: dict[str, str | int] = {}
@@ -84,11 +84,9 @@ class Sampler:
         family = trial.config.family
         self._told[family] += 1
         if trial.measurement is not None:
-            time_us = trial.measurement.time_us
-            self._fastest_us[family] = min(self._fastest_us.get(family, math.inf), time_us)
-            if self._best is None or time_us < self._best[0]:
-                self._best = time_us, trial.config
-            self._study.tell(number, time_us)
+            found = trial.measurement.time_us, trial.config
+            self._fastest[family] = min(self._fastest.get(family, found), found, key=_time_us)
+            self._study.tell(number, trial.measurement.time_us)
         else:
             self._study.tell(number, state=TrialState.PRUNED)
 
@@ -100,10 +98,11 @@ class Sampler:
 
     def _promising(self, family: str) -> str:
         """The family, or the fastest one so far where this one lies hopelessly behind."""
-        fastest = min(self._fastest_us, key=lambda name: self._fastest_us[name], default=family)
-        limit_us = _TOO_SLOW * self._fastest_us.get(fastest, math.inf)
-        hopeless = self._told[family] >= _TRIED_ENOUGH and self._fastest_us.get(family, 0.0) > limit_us
-        return fastest if hopeless else family
+        if family not in self._fastest:
+            return family
+        best_us, best = min(self._fastest.values(), key=_time_us)
+        hopeless = self._told[family] >= _TRIED_ENOUGH and _time_us(self._fastest[family]) > _TOO_SLOW * best_us
+        return best.family if hopeless else family
 
     def _propose(self, config: Config) -> Config:
         self._space.take(config)
@@ -122,6 +121,10 @@ class Sampler:
         if len(self._axes) > 1:
             found["family"] = CategoricalDistribution(self._space.families)
         return found
+
+
+def _time_us(found: tuple[float, Config]) -> float:
+    return found[0]
 
 
 def _study(seed: int) -> optuna.Study:

@@ -75,9 +75,8 @@ class Space:
     def variants(self, config: Config) -> list[Config]:
         """The free configs of the same tile one step of one knob away, the best prediction first."""
         table = self._tables[config.family]
-        others = table.free & (np.arange(len(table.configs)) != table.row[config])
-        found = np.flatnonzero(table.surroundings(config) & table.same_tile(config) & others)
-        return [table.configs[row] for row in found]
+        found = np.flatnonzero(table.surroundings(config) & table.same_tile(config) & table.free)
+        return [table.configs[row] for row in found if row != table.row[config]]
 
     def by_prediction(self) -> Iterator[Config]:
         """Every config, the fastest predicted first."""

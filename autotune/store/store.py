@@ -147,12 +147,11 @@ class Store:
 
         The database orders them, and no more are read than asked for: 60 ms for the first among 50,000 alike.
         """
-        tell = unreadable and self._labelled(unreadable)
-        own = self._pages(problem, device, current, any_epilogue, within, tell)
+        own = self._pages(problem, device, current, any_epilogue, within, unreadable and self._labelled(unreadable))
         beneath = tables.similar(problem, device, current=current, any_epilogue=any_epilogue, within=within)
         seen: set[ConvProblem] = set()
         for apart, record in heapq.merge(own, beneath, key=lambda found: rank(found[1], problem, current)):
-            if record.problem not in seen and not self._is_hidden(record, tell):
+            if record.problem not in seen and not self._is_hidden(record, unreadable):
                 seen.add(record.problem)
                 yield apart, record
 
@@ -292,8 +291,7 @@ class Store:
 
     def _labelled(self, tell: statements.Unreadable) -> statements.Unreadable:
         """Says of which database a row is, as ``_faults`` does."""
-        prefix = f"{self._location.label}: "
-        return lambda error: tell(error if str(error).startswith(prefix) else UnreadableRow(f"{prefix}{error}"))
+        return lambda error: tell(UnreadableRow(f"{self._location.label}: {error}"))
 
     def _open(self) -> tuple[Engine, str]:
         """An engine, and why it does not write, if so."""
