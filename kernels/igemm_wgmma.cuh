@@ -12,10 +12,11 @@
 // times as many. Where their number is no multiple of eight they are not, and pixels begin anywhere: of many filters each
 // warp collects eight pixels in shared memory and writes out each as adjacent vectors.
 //
-// With split_k > 1 several items share one tile's gemm_k; the last to arrive adds up, in order. With `even` a tile is a little
-// smaller than what its rows could hold: the last ones are multiplied too, and not stored, but all blocks end together.
+// With split_k > 1 several items share one tile's gemm_k; the last to arrive adds up, in order. With `even` a tile is smaller
+// than what its rows could hold: the last ones are multiplied too, and not stored, but all blocks end together. With `resident`
+// all filters come with a block's first tile and stay in shared memory; the ring then brings pixels only.
 //
-// Config:  rows (of 64 pixels a consumer), cta_n, chunk_bytes, consumers, pingpong, stages, split_k, cluster, even.
+// Config:  rows (of 64 pixels a consumer), cta_n, chunk_bytes, consumers, pingpong, stages, split_k, cluster, even, resident.
 // Problem: the layer's extents, `Element` (f16, bf16, s8), what the family derives (lane_filters, permuted, tile_m: pixels
 // from a tile to the next), and what epilogue.cuh reads.
 #pragma once
@@ -43,13 +44,19 @@ struct IgemmWgmma {
   static constexpr int taps = Problem::R * Problem::S, slices = taps * chunks, slices_per_item = slices / split_k;
   static_assert(slices % split_k == 0, "split_k");
 
+  static constexpr bool resident = Config::resident;
+  static_assert(!resident || (tiles_n == 1 && split_k == 1 && cluster == 1), "resident");
+
   static constexpr int a_bytes = cta_m * row_bytes, b_bytes = cta_n * row_bytes;
   // a swizzle pattern repeats after at most 1024 bytes, where every operand starts
-  static constexpr int stage_bytes = a_bytes + (b_bytes + 1023) / 1024 * 1024;
+  static constexpr int padded_b_bytes = (b_bytes + 1023) / 1024 * 1024;
+  static constexpr int stage_bytes = a_bytes + (resident ? 0 : padded_b_bytes);
   // finished pixels of each consumer's warp, where they begin anywhere
   static constexpr bool collected = !Problem::permuted && cta_n >= 64;
   using Finished = Collected<Output, cta_n, Problem::K, sizeof(Output) == 2>;
-  static constexpr int barrier_offset = stages * stage_bytes + (collected ? consumers * 4 * Finished::bytes : 0);
+  static constexpr int filters_offset = stages * stage_bytes;  // of all slices, where they are resident
+  static constexpr int collected_offset = filters_offset + (resident ? slices * padded_b_bytes : 0);
+  static constexpr int barrier_offset = collected_offset + (collected ? consumers * 4 * Finished::bytes : 0);
   static constexpr int smem_bytes = barrier_offset + 8 * (2 * stages + consumers);
   static constexpr int threads = consumers * 128 + 128;
   static constexpr int registers_per_row = cta_n / 2, accumulators = Config::rows * registers_per_row;
@@ -58,6 +65,11 @@ struct IgemmWgmma {
   static_assert(cta_n % block_filters == 0 && stage_bytes % 1024 == 0 && a_bytes % 1024 == 0, "tile");
 
   __device__ static int rank() { return int(blockIdx.x) % cluster; }
+
+  // Where the filters of an item's slice i lie, whose pixels are in this stage.
+  __device__ static __forceinline__ u32 filters_at(u32 ring, int stage, int i) {
+    return resident ? ring + filters_offset + i * padded_b_bytes : ring + stage * stage_bytes + a_bytes;
+  }
 
   // What one item is: a tile's share of gemm_k.
   struct Item {
@@ -133,9 +145,10 @@ struct IgemmWgmma {
       Slice slice(item.split * slices_per_item);
 #pragma unroll 1
       for (int i = 0; i < slices_per_item; ++i) {
-        const u32 a = ring + stage * stage_bytes, b = a + a_bytes, barrier = full + stage * 8;
+        const u32 a = ring + stage * stage_bytes, b = filters_at(ring, stage, i), barrier = full + stage * 8;
+        const bool brings_filters = !resident || index == int(blockIdx.x);
         ptx::barrier_wait(empty + stage * 8, parity);
-        ptx::barrier_expect(barrier, a_bytes + b_bytes);
+        ptx::barrier_expect(barrier, a_bytes + (brings_filters ? b_bytes : 0));
         const int c = slice.chunk * chunk_elements, tap = slice.r * Problem::S + slice.s;
         ptx::copy_pixels(a, activation, barrier, c, corner.w, corner.h, corner.image, slice.s * Problem::dilation_w,
                          slice.r * Problem::dilation_h);
@@ -148,10 +161,11 @@ struct IgemmWgmma {
               ptx::multicast_box(b, filter, barrier, all, c, item.n0, tap);
           }
           brings = !brings;
-        } else if constexpr (Problem::permuted) {
-          ptx::copy_box(b, filter, barrier, c, 0, item.n0 / lane_filters, 0, tap);
-        } else {
-          ptx::copy_box(b, filter, barrier, c, item.n0, tap);
+        } else if (brings_filters) {
+          if constexpr (Problem::permuted)
+            ptx::copy_box(b, filter, barrier, c, 0, item.n0 / lane_filters, 0, tap);
+          else
+            ptx::copy_box(b, filter, barrier, c, item.n0, tap);
         }
         slice.advance();
         if (++stage == stages) {
@@ -281,7 +295,7 @@ struct IgemmWgmma {
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4, n = item.n0 + lane % 4 * lane_filters;
     const s64 of_warp = item.m0 + (Config::pingpong ? 0 : group * consumer_m) + warp * 16, first = of_warp + lane / 4;
     if constexpr (collected) {
-      char* const rows = shared + stages * stage_bytes + (group * 4 + warp) * Finished::bytes;
+      char* const rows = shared + collected_offset + (group * 4 + warp) * Finished::bytes;
 #pragma unroll
       for (int x = 0; x < 2 * Config::rows; ++x)
         store_collected(acc, epilogue, output, rows, item, of_warp + x / 2 * 64 + x % 2 * 8, x / 2, x % 2);
@@ -333,7 +347,7 @@ struct IgemmWgmma {
       auto slice = [&](int i) {
         const u32 a = ring + stage * stage_bytes + (Config::pingpong ? 0 : group * consumer_m * row_bytes);
         const u64 from_a = ptx::matrix_descriptor<row_bytes>(a, 8 * row_bytes);
-        const u64 from_b = ptx::matrix_descriptor<row_bytes>(ring + stage * stage_bytes + a_bytes, 8 * row_bytes);
+        const u64 from_b = ptx::matrix_descriptor<row_bytes>(filters_at(ring, stage, i), 8 * row_bytes);
         ptx::barrier_wait(full + stage * 8, parity);
         ptx::wgmma_fence();
         if (i == 0)
@@ -346,7 +360,7 @@ struct IgemmWgmma {
       skip(1);
 #pragma unroll 1
       for (int i = 1; i < slices_per_item; ++i) {
-        slice(1);
+        slice(i);
         ptx::wgmma_wait_previous();
         release(empty + previous * 8, lane);
         previous = stage;
@@ -354,7 +368,7 @@ struct IgemmWgmma {
       }
       if (Config::pingpong && lane == 0) ptx::barrier_arrive(turn + (group + 1) % consumers * 8);
       // asked for before the last products are waited for
-      Filters of_block;
+      Filters of_block{};
       if constexpr (!collected) of_block = filters(epilogue, item, 0);
       ptx::wgmma_wait();
 #pragma unroll

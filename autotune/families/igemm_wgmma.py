@@ -44,6 +44,7 @@ class _Tile(NamedTuple):
     split_k: int
     cluster: int
     even: int
+    resident: int
 
     @property
     def cta_m(self) -> int:
@@ -65,6 +66,7 @@ class IgemmWgmma(Family):
         Knob(name="split_k", candidates=(1, 2, 3, 4, 6, 8), meaning="items that share one tile's r*s*c"),
         Knob(name="cluster", candidates=(1, 2), meaning="thread blocks that share copies of filters", pipeline=True),
         Knob(name="even", candidates=(0, 1), meaning="1: as small tiles as keep all blocks busy", pipeline=True),
+        Knob(name="resident", candidates=(0, 1), meaning="1: all filters stay in shared memory", pipeline=True),
     )
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
@@ -90,7 +92,7 @@ class IgemmWgmma(Family):
         """All combinations, whole groups skipped by the same rules that ``illegal`` states."""
         shape, pipeline = self.knobs[:5], self.knobs[5:]
         for tile in itertools.product(*(knob.candidates for knob in shape)):
-            if self._illegal_tile(_Tile(*(*tile, 2, 1, 1, 0)), problem) is None:
+            if self._illegal_tile(_Tile(*(*tile, 2, 1, 1, 0, 0)), problem) is None:
                 yield from ((*tile, *rest) for rest in itertools.product(*(knob.candidates for knob in pipeline)))
 
     def _illegal_tile(self, t: _Tile, p: ConvProblem) -> str | None:
@@ -133,6 +135,8 @@ class IgemmWgmma(Family):
             return f"{t.cta_n} filters are not worth sharing by tiles of {t.cta_m} pixels"
         if t.even and not t.cta_m - 64 < _tile_m(t, p, device) < t.cta_m:
             return f"even tiles would have {_tile_m(t, p, device)} of {t.cta_m} pixels"
+        if t.resident and (t.split_k > 1 or t.cluster > 1 or t.cta_n < p.K or tiles <= device.sm_count):
+            return "filters stay where a block has several tiles of all filters, unsplit and without a cluster"
         if _smem_bytes(t, p) > _MAX_SMEM:
             return f"{_smem_bytes(t, p)} bytes of shared memory are more than {_MAX_SMEM}"
         if tiles * t.split_k >= 2**30:
@@ -188,8 +192,9 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
         items = _tiles(t, problem, device) * t.split_k
         blocks = min(_blocks(t, device), items)
         product = t.cta_m / 64 * t.chunk_bytes / 32 * max(t.cta_n / 2, 16 + t.cta_n / 4)
-        read = (t.cta_m + t.cta_n / t.cluster) * t.chunk_bytes * blocks / device.sm_count / _L2_BYTES
-        copies = (t.cta_m + t.cta_n) * max(t.chunk_bytes / _COPY_BYTES, _ROW_CLOCKS if t.chunk_bytes < 128 else 0)
+        rows = t.cta_m + (0 if t.resident else t.cta_n)
+        read = (t.cta_m + (0 if t.resident else t.cta_n / t.cluster)) * t.chunk_bytes * blocks / device.sm_count / _L2_BYTES
+        copies = rows * max(t.chunk_bytes / _COPY_BYTES, _ROW_CLOCKS if t.chunk_bytes < 128 else 0)
         # few stages do not hide how much the copies' latency varies
         per_slice = max(product, read, copies, _LATENCY_CLOCKS / (t.stages - 0.5)) * (1 + 0.3 / t.stages) + 10
         outputs = _tile_m(t, problem, device) * t.cta_n * problem.out_dtype.bytes
@@ -234,8 +239,8 @@ def _tiles(t: _Tile, p: ConvProblem, device: DeviceSpec) -> int:
 
 def _smem_bytes(t: _Tile, p: ConvProblem) -> int:
     filters = -(-t.cta_n * t.chunk_bytes // 1024) * 1024
-    ring = t.stages * (t.cta_m * t.chunk_bytes + filters)
-    return ring + collected_bytes(t.consumers, t.cta_n, p) + 8 * (2 * t.stages + t.consumers)
+    operands = t.stages * t.cta_m * t.chunk_bytes + (_slices(t, p) if t.resident else t.stages) * filters
+    return operands + collected_bytes(t.consumers, t.cta_n, p) + 8 * (2 * t.stages + t.consumers)
 
 
 def _corners(p: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:
