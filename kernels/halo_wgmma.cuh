@@ -11,6 +11,9 @@
 // an output is the sum of what adjacent pixels, which other threads of the warp hold, contribute by their taps. Of eight
 // adjacent pixels the last ones only contribute.
 //
+// With `slabs` the lines of a tile are copied in an order of their own, and multiplied as they arrive: first those that the
+// groups' first input rows meet, which lie as far apart as the groups, then those of their second ones.
+//
 // Weights that do not fit beside two tiles are streamed: an entry of the ring then holds one chunk of channels of a tile and
 // of all weights, and a consumer adds up a tile's chunks one after the other.
 //
@@ -20,7 +23,7 @@
 // Config:  orient (0: the fast axis is W, 1: H), stack, cta_n, chunk_bytes (channels in one row of shared memory),
 //          consumers (warpgroups), stages, grouped (1: wgmmas of one shape in a row), turns (1: warpgroups issue in turn),
 //          reassign (1: the producer's registers go to the consumers), streamed (1: weights come with each chunk of channels),
-//          stack_fast (1: taps of both axes are stacked).
+//          stack_fast (1: taps of both axes are stacked), slabs (1: a tile's lines come in several copies).
 // Problem: the layer's extents, `Element` (f16, bf16, s8), what the family derives, and what epilogue.cuh reads.
 #pragma once
 #include "epilogue.cuh"
@@ -69,8 +72,15 @@ struct HaloWgmma {
     const int x = tap * dilation_f - pad_f, half = floor_half(x), odd = x - 2 * half;
     return (half - start) * pixel_bytes + odd * (paired ? row_bytes : pitch * row_bytes);
   }
-  static constexpr int box_bytes = line_bytes * halo_slow;                 // one chunk of channels
-  static constexpr int plane_bytes = (box_bytes + 1023) / 1024 * 1024;
+  // Input row i of a group lies in line i of its slab, or in line i / spread of slab i % spread.
+  static constexpr int input_rows = (stack - 1) * stride_s + (taps_s - 1) * dilation_s + 1;
+  static constexpr int spread = stack * stride_s;  // from a group's to the next one's
+  static constexpr int slabs = Config::slabs ? (spread < input_rows ? spread : input_rows) : 1;
+  static constexpr int slab_lines = Config::slabs ? 7 + ceil_div(input_rows, spread) : halo_slow;
+  __host__ __device__ static constexpr int slab_of(int i) { return Config::slabs ? i % spread : 0; }
+  static constexpr int box_bytes = line_bytes * slab_lines;  // one chunk of channels of a slab
+  static constexpr int slab_bytes = (box_bytes + 127) / 128 * 128;
+  static constexpr int plane_bytes = (slabs * slab_bytes + 1023) / 1024 * 1024;
   static constexpr bool streamed = Config::streamed;
   static constexpr int parts = streamed ? chunks : 1, chunks_of_part = chunks / parts;  // of a tile: entries of the ring
   static constexpr int tap_bytes = cta_n * row_bytes;
@@ -92,7 +102,7 @@ struct HaloWgmma {
                              across && sizeof(Output) == 2 && tile_f == 8 && Problem::Q % 8 == 0>;
   static constexpr int collected_offset = ring_offset + stages * stage_bytes;
   static constexpr int barrier_offset = collected_offset + (collected ? consumers * 4 * Finished::bytes : 0);
-  static constexpr int smem_bytes = barrier_offset + 8 * (full_barriers + stages + 1 + consumers);
+  static constexpr int smem_bytes = barrier_offset + 8 * (full_barriers * slabs + stages + 1 + consumers);
 
   // Filters of a thread: `lane_filters` adjacent ones of each block of 4 * lane_filters.
   static constexpr int lane_filters = Problem::lane_filters, block_filters = 4 * lane_filters;
@@ -100,7 +110,6 @@ struct HaloWgmma {
   using Filters = typename Epilogue<Problem>::template Filters<lane_filters>[cta_n / block_filters];
 
   // Input row i of a tile meets the outputs first(i) ... last(i) of each group's stack.
-  static constexpr int input_rows = (stack - 1) * stride_s + (taps_s - 1) * dilation_s + 1;
   __host__ __device__ static constexpr int first(int i) {
     for (int o = 0; o < stack; ++o)
       if (i >= o * stride_s && (i - o * stride_s) % dilation_s == 0 && (i - o * stride_s) / dilation_s < taps_s) return o;
@@ -144,10 +153,11 @@ struct HaloWgmma {
   }
   static constexpr int accumulators = base(-1);
 
-  // The order of a part's wgmmas. `fresh`: the first on its accumulators, in the tile's first part.
+  // The order of a part's wgmmas. `fresh`: the first on its accumulators, in the tile's first part; `waits`: the first that
+  // needs its slab.
   struct Step {
     int f, chunk, k, row;
-    bool fresh;
+    bool fresh, waits;
   };
   static constexpr int steps_at_most = taps_f / columns_f * chunks_of_part * k_steps * input_rows;
   struct Program {
@@ -157,41 +167,50 @@ struct HaloWgmma {
   __host__ __device__ static constexpr Program make_program() {
     Program p{};
     p.size = 0;
-    for (int shape = Config::grouped ? stack : 1; shape >= 1; --shape)
-      for (int f = 0; f < taps_f; f += columns_f)
-        for (int chunk = 0; chunk < chunks_of_part; ++chunk)
-          for (int k = 0; k < k_steps; ++k)
-            for (int n = stack; n >= 1; --n)
-              for (int i = 0; i < input_rows; ++i) {
-                if (count(i) != n || (Config::grouped && n != shape)) continue;
-                p.step[p.size++] = Step{f, chunk, k, i, f == 0 && chunk == 0 && k == 0 && opens(i)};
-              }
+    bool begun[accumulators] = {};
+    for (int slab = 0; slab < slabs; ++slab) {
+      bool waits = slab > 0;
+      for (int shape = Config::grouped ? stack : 1; shape >= 1; --shape)
+        for (int f = 0; f < taps_f; f += columns_f)
+          for (int chunk = 0; chunk < chunks_of_part; ++chunk)
+            for (int k = 0; k < k_steps; ++k)
+              for (int n = stack; n >= 1; --n)
+                for (int i = 0; i < input_rows; ++i) {
+                  if (slab_of(i) != slab || count(i) != n || (Config::grouped && n != shape)) continue;
+                  p.step[p.size++] = Step{f, chunk, k, i, !begun[base(i)], waits};
+                  begun[base(i)] = true;
+                  waits = false;
+                }
+    }
     return p;
   }
   static constexpr Program program = make_program();
 
   // Halves the steps that are left: compilers nest templates only so deep.
   template <bool begins, int from = 0, int end = program.size>
-  __device__ static __forceinline__ void issue(Accumulator (&acc)[accumulators], u64 a, u64 b) {
+  __device__ static __forceinline__ void issue(Accumulator (&acc)[accumulators], u64 a, u64 b, u32 full, u32 parity) {
     if constexpr (end - from > 1) {
-      issue<begins, from, (from + end) / 2>(acc, a, b);
-      issue<begins, (from + end) / 2, end>(acc, a, b);
+      issue<begins, from, (from + end) / 2>(acc, a, b, full, parity);
+      issue<begins, (from + end) / 2, end>(acc, a, b, full, parity);
     } else {
       constexpr Step s = program.step[from];
+      if constexpr (s.waits) ptx::barrier_wait(full + slab_of(s.row) * 8, parity);
       constexpr int n = count(s.row) * columns_f * cta_n, tap = (s.row - first(s.row) * stride_s) / dilation_s;
-      constexpr int from_a = s.chunk * plane_bytes + s.row * line_bytes + offset_of(s.f) + s.k * 32;
+      constexpr int line = slab_of(s.row) * slab_bytes + (Config::slabs ? s.row / spread : s.row) * line_bytes;
+      constexpr int from_a = s.chunk * plane_bytes + line + offset_of(s.f) + s.k * 32;
       constexpr int from_b = place(s.chunk, s.f, tap) * tap_bytes + s.k * 32;
       ptx::Wgmma<Element, n>::template run<!(begins && s.fresh)>(&acc[base(s.row)], a + from_a / 16, b + from_b / 16);
     }
   }
 
-  // Issues the products of what lies at `stage`: with the weights there, or the resident ones.
+  // Issues the products of what lies, or arrives, at `stage`, with the weights there, or the resident ones.
   template <bool begins>
-  __device__ static __forceinline__ void multiply(Accumulator (&acc)[accumulators], u32 stage, u32 weights) {
-    const u64 a = ptx::matrix_descriptor<pixel_bytes>(stage, stack * stride_s * line_bytes);
+  __device__ static __forceinline__ void multiply(Accumulator (&acc)[accumulators], u32 stage, u32 weights, u32 full, u32 parity) {
+    ptx::barrier_wait(full, parity);
+    const u64 a = ptx::matrix_descriptor<pixel_bytes>(stage, (Config::slabs ? 1 : spread) * line_bytes);
     const u64 b = ptx::matrix_descriptor<row_bytes>(streamed ? stage + part_bytes : weights, 8 * row_bytes);
     ptx::wgmma_fence();
-    issue<begins>(acc, a, b);
+    issue<begins>(acc, a, b, full, parity);
     ptx::wgmma_commit();
   }
 
@@ -214,30 +233,43 @@ struct HaloWgmma {
     __device__ explicit Tile(int index) : f(index % tiles_f * tile_f), s(index / tiles_f % tiles_s * tile_s), n(index / (tiles_f * tiles_s)) {}
   };
 
-  // A part's weights, of which a barrier expects weight_bytes.
+  // A part's weights, of which a barrier expects weight_bytes: in the order of their places, so that no copy waits for the
+  // computation of one.
   __device__ static __forceinline__ void load_weights(const ptx::TensorMap* map, u32 weights, u32 barrier, int n0, int part) {
-#pragma unroll 1
-    for (int i = 0; i < chunks_of_part * taps_f * taps_s; ++i) {
-      const int chunk = i / (taps_f * taps_s), tap = i % (taps_f * taps_s), c = (part * chunks_of_part + chunk) * chunk_elements;
-      const int f = across ? tap % taps_f : tap / taps_s, s = across ? tap / taps_f : tap % taps_s;
-      const u32 target = weights + place(chunk, f, s) * tap_bytes;
+    u32 target = weights;
+    auto load = [&](int c, int f, int s) {
+      const int tap = across ? s * taps_f + f : f * taps_s + s;
       if constexpr (Problem::permuted)
         ptx::copy_box(target, map, barrier, c, 0, n0 / lane_filters, 0, tap);
       else
         ptx::copy_box(target, map, barrier, c, n0, tap);
-    }
+      target += tap_bytes;
+    };
+#pragma unroll 1
+    for (int chunk = part * chunks_of_part; chunk < (part + 1) * chunks_of_part; ++chunk)
+#pragma unroll 1
+      for (int f = 0; f < taps_f; f += columns_f)
+#pragma unroll 1
+        for (int residue = 0; residue < stride_s; ++residue)
+#pragma unroll 1
+          for (int s = taps_s - 1; s >= 0; --s) {
+            if (s % stride_s != residue) continue;
+#pragma unroll 1
+            for (int x = 0; x < columns_f; ++x) load(chunk * chunk_elements, f + x, s);
+          }
   }
 
-  // A part of a tile, of which a barrier expects chunks_of_part * box_bytes.
-  __device__ static __forceinline__ void load_tile(const ptx::TensorMap* map, u32 stage, u32 barrier, Tile tile, int part) {
+  // A slab of a part of a tile, of which a barrier expects chunks_of_part * box_bytes.
+  __device__ static __forceinline__ void load_slab(const ptx::TensorMap* map, u32 stage, u32 barrier, Tile tile, int part, int slab) {
+    const int line = tile.s * stride_s - pad_s + slab;
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks_of_part; ++chunk) {
-      const u32 target = stage + chunk * plane_bytes;
+      const u32 target = stage + chunk * plane_bytes + slab * slab_bytes;
       const int c = (part * chunks_of_part + chunk) * chunk_elements;
       if constexpr (stride_f == 1 || paired)
-        ptx::stream_box(target, map, barrier, c, tile.f + start, tile.s * stride_s - pad_s, tile.n);
+        ptx::stream_box(target, map, barrier, c, tile.f + start, line, tile.n);
       else
-        ptx::stream_box(target, map, barrier, c, tile.f + start, 0, tile.s * stride_s - pad_s, tile.n);
+        ptx::stream_box(target, map, barrier, c, tile.f + start, 0, line, tile.n);
     }
   }
 
@@ -305,29 +337,36 @@ struct HaloWgmma {
   __device__ static __forceinline__ void run(const ptx::TensorMap* activation, const ptx::TensorMap* filter, Output* output,
                                              const Epilogue<Problem>& epilogue, char* shared) {
     const u32 weights = ptx::shared_address(shared), ring = weights + ring_offset;
-    const u32 full = weights + barrier_offset, empty = full + full_barriers * 8, loaded = empty + stages * 8, turn = loaded + 8;
+    const u32 full = weights + barrier_offset, empty = full + full_barriers * slabs * 8, loaded = empty + stages * 8, turn = loaded + 8;
     // the compiler must know that all threads of a warp agree
     const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0), lane = int(threadIdx.x) % 32;
     const int n0 = int(blockIdx.x) % blocks_n * cta_n;
     const int stride = int(gridDim.x) / blocks_n, begin = int(blockIdx.x) / blocks_n;
     const int count = begin < tiles ? (tiles - begin + stride - 1) / stride : 0;
 
-    auto load_part = [&](int i) {
+    auto load = [&](int i, int slab) {
       const int stage = i % stages, part = i % parts;
-      const u32 target = ring + stage * stage_bytes, barrier = full + i % full_barriers * 8;
-      ptx::barrier_expect(barrier, chunks_of_part * box_bytes + (streamed ? weight_bytes : 0));
-      load_tile(activation, target, barrier, Tile(begin + i / parts * stride), part);
-      if constexpr (streamed) load_weights(filter, target + part_bytes, barrier, n0, part);
+      const bool with_weights = streamed && slab == 0;
+      const u32 target = ring + stage * stage_bytes, barrier = full + (i % full_barriers * slabs + slab) * 8;
+      ptx::barrier_expect(barrier, chunks_of_part * box_bytes + (with_weights ? weight_bytes : 0));
+      load_slab(activation, target, barrier, Tile(begin + i / parts * stride), part, slab);
+      if (with_weights) load_weights(filter, target + part_bytes, barrier, n0, part);
     };
 
-    // the first tile, which takes longest, is asked for before anyone waits
+    // the first lines, which take longest, are asked for before anyone waits, and before the other barriers are there
     if (threadIdx.x == consumers * 128) {
-      for (int i = 0; i < full_barriers; ++i) ptx::barrier_init(full + i * 8, 1);
+      ptx::prefetch_map(activation);
+      ptx::barrier_init(full, 1);
+      ptx::barrier_init_fence();
+      load(0, 0);
+      ptx::prefetch_map(filter);
+    }
+    if (threadIdx.x == 0) {
+      for (int i = 1; i < full_barriers * slabs; ++i) ptx::barrier_init(full + i * 8, 1);
       for (int i = 0; i < stages; ++i) ptx::barrier_init(empty + i * 8, 4);
       for (int i = 0; i < consumers; ++i) ptx::barrier_init(turn + i * 8, 4);
       ptx::barrier_init(loaded, 1);
       ptx::barrier_init_fence();
-      load_part(0);
     }
     __syncthreads();
 
@@ -335,14 +374,17 @@ struct HaloWgmma {
       if constexpr (Config::reassign) ptx::release_registers<24>();
       if (warp > consumers * 4 || lane != 0) return;
       // then the weights: more tiles at once would only make all blocks wait longer for their first one
+      constexpr int before = slabs < 2 ? slabs : 2;  // slabs of the first tile
       if constexpr (!streamed) {
+        if constexpr (before > 1) load(0, 1);
         ptx::barrier_expect(loaded, weight_bytes);
         load_weights(filter, weights, loaded, n0, 0);
       }
 #pragma unroll 1
-      for (int i = 1; i < count * parts; ++i) {
+      for (int i = 0; i < count * parts; ++i) {
         if (i >= stages) ptx::barrier_wait(empty + i % stages * 8, (i / stages - 1) & 1);
-        load_part(i);
+#pragma unroll 1
+        for (int slab = i ? 0 : streamed ? 1 : before; slab < slabs; ++slab) load(i, slab);
       }
     } else {
       if constexpr (Config::reassign) ptx::claim_registers<Problem::consumer_registers>();
@@ -352,7 +394,8 @@ struct HaloWgmma {
       for (int i = 0; i < cta_n / block_filters; ++i)
         filters[i] = epilogue.template filters<Problem::permuted, lane_filters>(n0 + i * block_filters + lane % 4 * lane_filters, Problem::K);
       if (!streamed && count > group) ptx::barrier_wait(loaded, 0);
-      auto wait_full = [&](int part) { ptx::barrier_wait(full + part % full_barriers * 8, (part / full_barriers) & 1); };
+      auto full_of = [&](int part) { return full + part % full_barriers * slabs * 8; };
+      auto parity_of = [&](int part) { return u32(part / full_barriers) & 1; };
       auto release = [&](int part) {
         if (lane == 0) ptx::barrier_arrive(empty + part % stages * 8);
       };
@@ -361,15 +404,14 @@ struct HaloWgmma {
         const int round = i / consumers;
         int part = i * parts;
         Accumulator acc[accumulators];
-        wait_full(part);
         // group 0 waits for the last group's turn of the round before
         if (Config::turns && i) ptx::barrier_wait(turn + group * 8, group ? round & 1 : (round - 1) & 1);
-        multiply<true>(acc, ring + part % stages * stage_bytes, weights);
+        multiply<true>(acc, ring + part % stages * stage_bytes, weights, full_of(part), parity_of(part));
         if (Config::turns && lane == 0) ptx::barrier_arrive(turn + (group + 1) % consumers * 8);
 #pragma unroll 1
         for (int end = part + parts - 1; part < end;) {
-          wait_full(++part);
-          multiply<false>(acc, ring + part % stages * stage_bytes, weights);
+          ++part;
+          multiply<false>(acc, ring + part % stages * stage_bytes, weights, full_of(part), parity_of(part));
           ptx::wgmma_wait_previous();
           release(part - 1);
         }

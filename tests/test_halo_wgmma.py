@@ -34,9 +34,8 @@ LAYERS = (
 def config(**knobs: int) -> Config:
     """A legal config of the headline layer with some knobs changed."""
     usual = {"orient": 0, "stack": 3, "cta_n": 32, "chunk_bytes": 128, "consumers": 2, "stages": 4}
-    return Config.of(
-        FAMILY.name, usual | {"grouped": 0, "turns": 1, "reassign": 1, "streamed": 0, "stack_fast": 0} | knobs
-    )
+    usual |= {"grouped": 0, "turns": 1, "reassign": 1, "streamed": 0, "stack_fast": 0, "slabs": 0}
+    return Config.of(FAMILY.name, usual | knobs)
 
 
 @pytest.mark.parametrize("problem", LAYERS, ids=str)
@@ -214,6 +213,27 @@ def test_taps_stacked_along_both_axes_by_hand() -> None:
         ({"dilation": (1, 3), "padding": (1, 3)}, "of eight pixels 2 would be outputs"),
     ):
         assert reason in str(FAMILY.legal(c, replace(HEADLINE, **changes), H200))  # type: ignore[arg-type]
+
+
+def test_slabs_by_hand() -> None:
+    c = config(stages=3, slabs=1)
+    launch = FAMILY.launch(c, HEADLINE, H200)
+    activation = launch.arguments[0]
+    # five input rows of eight groups, three lines apart: rows 0 and 3 are in nine lines of one slab
+    assert isinstance(activation, TensorMap)
+    assert (activation.box, activation.steps) == ((64, 10, 25, 1), (1, 1, 3, 1))
+    # weights; three tiles of three slabs of 90 pixels, in whole KiB; six full barriers a slab: 2 consumers, 3 stages
+    assert launch.smem_bytes == 9 * 32 * 128 + 3 * 34 * 1024 + 8 * (3 * 6 + 3 + 1 + 2)
+    whole = FAMILY.launch(config(stages=3), HEADLINE, H200).arguments[0]
+    assert isinstance(whole, TensorMap)
+    assert (whole.box, whole.steps) == ((64, 10, 26, 1), None)
+    for knobs, layer in (
+        ({"stack": 1}, HEADLINE),
+        ({"stack": 1}, replace(HEADLINE, stride=(2, 1), dilation=(2, 1), padding=(2, 1))),
+    ):
+        changed = Config.of(FAMILY.name, dict(c.knobs) | knobs)
+        assert "several lines apart, without dilation" in str(FAMILY.legal(changed, layer, H200))
+    assert FAMILY.legal(config(stack=1, slabs=1), replace(HEADLINE, stride=(2, 1)), H200) is None
 
 
 def test_streamed_weights_by_hand() -> None:

@@ -43,7 +43,8 @@ class TensorMap:
 
     extents: of up to five axes, innermost first, in elements. strides: of all axes but the first, in bytes, multiples
     of 16. box: what one copy brings, in elements. swizzle: bytes of a shared-memory row whose 16-byte chunks are
-    permuted (32, 64, 128). What a box holds outside the extents is written as zeros.
+    permuted (32, 64, 128). What a box holds outside the extents is written as zeros. steps: from an element of every
+    axis that is brought to the next one, at most 8; n elements of a box are then n / step, rounded up.
 
     With corners the copy is one of im2col: the box is (channels, pixels), corners are the offsets (w, h) of the first
     base pixel from the image's first and of the last from its last, steps those between base pixels along every axis.

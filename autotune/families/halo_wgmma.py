@@ -33,6 +33,7 @@ _TAP_CLOCKS = 0.25  # and for each further tap where adjacent pixels add them up
 _ELEMENT_CLOCKS = 1.2  # of an output stored by itself
 _STREAM_BYTES = 40.0  # a clock and multiprocessor, of tiles and streamed weights
 _STREAM_CLOCKS = 1900.0  # until a copy of both begins to arrive
+_FIRST_BYTES = 5.4e12  # a second, until all blocks have their first tile
 _DEPTH_BYTES = 65536  # of tiles in shared memory: with fewer a block waits, with more all first tiles are late
 
 
@@ -51,6 +52,7 @@ class _Tile:
     reassign: int
     streamed: int
     stack_fast: int
+    slabs: int
 
     @classmethod
     def of(cls, config: Config) -> _Tile:
@@ -79,6 +81,8 @@ class _Geometry:
     pitch: int  # pixels of a halo row, of each parity where the fast stride is 2
     paired: bool  # an even and an odd pixel share a row of shared memory
     halo_slow: int
+    slabs: int  # copies that bring one chunk of a tile's lines
+    slab_lines: int
     chunks: int
     plane_bytes: int  # one chunk of a halo tile in shared memory
     weight_bytes: int
@@ -117,6 +121,7 @@ class HaloWgmma(Family):
         ),
         Knob(name="streamed", candidates=(0, 1), meaning="1: weights come with each chunk of channels, 0: they stay"),
         Knob(name="stack_fast", candidates=(0, 1), meaning="1: taps of the fast axis share products too"),
+        Knob(name="slabs", candidates=(0, 1), meaning="1: a tile's lines come in several copies", pipeline=True),
     )
 
     def unsupported(self, problem: ConvProblem, device: DeviceSpec) -> str | None:
@@ -161,6 +166,8 @@ class HaloWgmma(Family):
         g = _geometry(t, p)
         if g.width < 4:
             return f"of eight pixels {g.width} would be outputs"
+        if t.slabs and (g.slabs == 1 or slow.dilation > 1):
+            return "slabs are of groups that lie several lines apart, without dilation"
         if g.pitch > 256 or g.halo_slow > 256:
             return f"a halo of {g.pitch} x {g.halo_slow} pixels is more than a copy brings"
         for columns in g.columns:
@@ -187,8 +194,8 @@ class HaloWgmma(Family):
         if t.turns and t.streamed:
             return "streamed tiles come in turn by themselves"
         g = _geometry(t, p)
-        if _full_barriers(t, g) > 64:
-            return f"{_full_barriers(t, g)} barriers are too many"
+        if _full_barriers(t, g) * g.slabs > 64:
+            return f"{_full_barriers(t, g) * g.slabs} barriers are too many"
         if t.grouped and len(set(g.columns)) == 1:
             return "grouped changes nothing with products of one shape"
         smem = _smem_bytes(t, g, p)
@@ -256,7 +263,7 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
         if t.streamed:
             copies = (g.plane_bytes + g.weight_bytes / g.chunks) / _STREAM_BYTES
             clocks = max(clocks, g.chunks * max(copies, (copies + _STREAM_CLOCKS) / (t.stages - 0.5)))
-        rows = (1 if g.paired else g.fast.stride) * g.pitch * g.halo_slow
+        rows = (1 if g.paired else g.fast.stride) * g.pitch * g.slabs * g.slab_lines
         clocks = max(clocks, g.chunks * rows * _ROW_CLOCKS)
         if not is_permuted(problem) and not collected_bytes(t.consumers, t.cta_n, problem):
             clocks = max(clocks, 64 * t.stack * min(t.cta_n, problem.K) * _ELEMENT_CLOCKS)
@@ -269,8 +276,10 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
         clocks *= 1.0 + 0.02 * (t.turns == 0) + 0.01 * (t.grouped == 1) + 0.03 * t.orient
         share = device.sm_count // g.blocks_n
         rounds = -(-g.tiles // share)
-        compute, memory = rounds * clocks / _CLOCK_HZ, problem.min_bytes / device.bytes_per_s
-        return 2.5 + 1e6 * (max(compute, memory) + 0.25 * min(compute, memory))
+        # with slabs, products do not wait for all of the first tile
+        earlier = device.sm_count * g.chunks // _parts(t, g) * g.plane_bytes * max(0, 1 - 1.5 / g.slabs) / _FIRST_BYTES
+        compute, memory = rounds * clocks / _CLOCK_HZ - earlier, problem.min_bytes / device.bytes_per_s
+        return 2.5 + 0.2 * t.slabs + 1e6 * (max(compute, memory) + 0.25 * min(compute, memory))
 
 
 def _axes(orient: int, p: ConvProblem) -> tuple[_Axis, _Axis]:
@@ -281,11 +290,13 @@ def _axes(orient: int, p: ConvProblem) -> tuple[_Axis, _Axis]:
 
 
 def _geometry(t: _Tile, p: ConvProblem) -> _Geometry:
-    return _shape(t.orient, t.stack, t.cta_n, t.chunk_bytes, t.stack_fast, p)
+    return _shape(t.orient, t.stack, t.cta_n, t.chunk_bytes, t.stack_fast, t.slabs, p)
 
 
 @lru_cache(maxsize=1024)
-def _shape(orient: int, stack: int, cta_n: int, chunk_bytes: int, stack_fast: int, p: ConvProblem) -> _Geometry:
+def _shape(
+    orient: int, stack: int, cta_n: int, chunk_bytes: int, stack_fast: int, slabs: int, p: ConvProblem
+) -> _Geometry:
     fast, slow = _axes(orient, p)
     width = 8 - (fast.taps - 1) * fast.dilation * stack_fast
     if stack_fast:
@@ -297,7 +308,12 @@ def _shape(orient: int, stack: int, cta_n: int, chunk_bytes: int, stack_fast: in
     halo_slow = (8 * stack - 1) * slow.stride + (slow.taps - 1) * slow.dilation + 1
     chunks = -(-p.C * p.dtype.bytes // chunk_bytes)
     paired = fast.stride == 2 and not orient and p.C * p.dtype.bytes == chunk_bytes <= 64
-    plane_bytes = -(-fast.stride * pitch * halo_slow * chunk_bytes // 1024) * 1024
+    # with slabs, a group's input row i lies in slab i % spread, of which all eight groups need adjacent lines
+    spread, input_rows = stack * slow.stride, halo_slow - 7 * stack * slow.stride
+    slab_lines = 7 + -(-input_rows // spread) if slabs else halo_slow
+    copies = min(spread, input_rows) if slabs else 1
+    slab_bytes = -(-fast.stride * pitch * slab_lines * chunk_bytes // 128) * 128
+    plane_bytes = -(-copies * slab_bytes // 1024) * 1024
     return _Geometry(
         fast=fast,
         slow=slow,
@@ -305,6 +321,8 @@ def _shape(orient: int, stack: int, cta_n: int, chunk_bytes: int, stack_fast: in
         pitch=pitch,
         paired=paired,
         halo_slow=halo_slow,
+        slabs=copies,
+        slab_lines=slab_lines,
         chunks=chunks,
         plane_bytes=plane_bytes,
         weight_bytes=chunks * p.R * p.S * cta_n * chunk_bytes,
@@ -330,12 +348,18 @@ def _windows(stack: int, slow: _Axis) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
+def _parts(t: _Tile, g: _Geometry) -> int:
+    """Entries of the ring that a tile takes."""
+    return g.chunks if t.streamed else 1
+
+
 def _full_barriers(t: _Tile, g: _Geometry) -> int:
-    return math.lcm(t.stages, t.consumers * (g.chunks if t.streamed else 1))
+    """Times as many as a part has slabs are the barriers on which consumers wait for copies."""
+    return math.lcm(t.stages, t.consumers * _parts(t, g))
 
 
 def _smem_bytes(t: _Tile, g: _Geometry, p: ConvProblem) -> int:
-    rest = 8 * (_full_barriers(t, g) + t.stages + 1 + t.consumers) + collected_bytes(t.consumers, t.cta_n, p)
+    rest = 8 * (_full_barriers(t, g) * g.slabs + t.stages + 1 + t.consumers) + collected_bytes(t.consumers, t.cta_n, p)
     if t.streamed:
         return t.stages * (g.plane_bytes + -(-g.weight_bytes // g.chunks // 1024) * 1024) + rest
     return -(-g.weight_bytes // 1024) * 1024 + t.stages * g.chunks * g.plane_bytes + rest
@@ -351,14 +375,17 @@ def _activation_map(t: _Tile, g: _Geometry, p: ConvProblem) -> TensorMap:
     column, row, image = p.C * e, p.W * p.C * e, p.H * p.W * p.C * e
     fast_stride, slow_stride = (row, column) if t.orient else (column, row)
     fast, slow, elements = g.fast, g.slow, t.chunk_bytes // e
+    step = t.stack * slow.stride if t.slabs else 1
+    lines = (g.slab_lines - 1) * step + 1
     if fast.stride == 1:
         return TensorMap(
             operand="activation",
             element_bytes=e,
             extents=(p.C, fast.size, slow.size, p.N),
             strides=(fast_stride, slow_stride, image),
-            box=(elements, g.pitch, g.halo_slow, 1),
+            box=(elements, g.pitch, lines, 1),
             swizzle=t.chunk_bytes,
+            steps=(1, 1, step, 1) if t.slabs else None,
         )
     if g.paired:
         return TensorMap(
@@ -366,14 +393,16 @@ def _activation_map(t: _Tile, g: _Geometry, p: ConvProblem) -> TensorMap:
             element_bytes=e,
             extents=(2 * p.C, fast.size // 2, slow.size, p.N),
             strides=(2 * fast_stride, slow_stride, image),
-            box=(2 * elements, g.pitch, g.halo_slow, 1),
+            box=(2 * elements, g.pitch, lines, 1),
             swizzle=2 * t.chunk_bytes,
+            steps=(1, 1, step, 1) if t.slabs else None,
         )
     return TensorMap(
         operand="activation",
         element_bytes=e,
         extents=(p.C, fast.size // 2, 2, slow.size, p.N),
         strides=(2 * fast_stride, fast_stride, slow_stride, image),
-        box=(elements, g.pitch, 2, g.halo_slow, 1),
+        box=(elements, g.pitch, 2, lines, 1),
         swizzle=t.chunk_bytes,
+        steps=(1, 1, 1, step, 1) if t.slabs else None,
     )

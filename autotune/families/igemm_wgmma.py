@@ -192,9 +192,9 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
         items = _tiles(t, problem, device) * t.split_k
         blocks = min(_blocks(t, device), items)
         product = t.cta_m / 64 * t.chunk_bytes / 32 * max(t.cta_n / 2, 16 + t.cta_n / 4)
-        rows = t.cta_m + (0 if t.resident else t.cta_n)
-        read = (t.cta_m + (0 if t.resident else t.cta_n / t.cluster)) * t.chunk_bytes * blocks / device.sm_count / _L2_BYTES
-        copies = rows * max(t.chunk_bytes / _COPY_BYTES, _ROW_CLOCKS if t.chunk_bytes < 128 else 0)
+        filters = 0 if t.resident else t.cta_n  # that come with every slice
+        read = (t.cta_m + filters / t.cluster) * t.chunk_bytes * blocks / device.sm_count / _L2_BYTES
+        copies = (t.cta_m + filters) * max(t.chunk_bytes / _COPY_BYTES, _ROW_CLOCKS if t.chunk_bytes < 128 else 0)
         # few stages do not hide how much the copies' latency varies
         per_slice = max(product, read, copies, _LATENCY_CLOCKS / (t.stages - 0.5)) * (1 + 0.3 / t.stages) + 10
         outputs = _tile_m(t, problem, device) * t.cta_n * problem.out_dtype.bytes
