@@ -276,9 +276,10 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
         clocks *= 1.0 + 0.02 * (t.turns == 0) + 0.01 * (t.grouped == 1) + 0.03 * t.orient
         share = device.sm_count // g.blocks_n
         rounds = -(-g.tiles // share)
-        # with slabs, products do not wait for all of the first tile
-        earlier = device.sm_count * g.chunks // _parts(t, g) * g.plane_bytes * max(0, 1 - 1.5 / g.slabs) / _FIRST_BYTES
-        compute, memory = rounds * clocks / _CLOCK_HZ - earlier, problem.min_bytes / device.bytes_per_s
+        compute, memory = rounds * clocks / _CLOCK_HZ, problem.min_bytes / device.bytes_per_s
+        # with slabs, products do not wait for all of the blocks' first tiles
+        first = min(share, g.tiles) * g.blocks_n * g.chunks // _parts(t, g) * g.plane_bytes / _FIRST_BYTES
+        compute = max(0.0, compute - first * max(0.0, 1 - 1.5 / g.slabs))
         return 2.5 + 0.2 * t.slabs + 1e6 * (max(compute, memory) + 0.25 * min(compute, memory))
 
 
