@@ -45,6 +45,7 @@ _EDGES: dict[str, dict[str, object]] = {
     },
     "pointwise": {"N": 2, "C": 24, "H": 7, "W": 7, "K": 40, "R": 1, "S": 1},
     "pointwise-stride2": {"N": 2, "C": 16, "H": 9, "W": 8, "K": 24, "R": 1, "S": 1, "stride": 2},
+    "pointwise-stride2-large": {"N": 1, "C": 16, "H": 40, "W": 37, "K": 16, "R": 1, "S": 1, "stride": 2},
     "pointwise-padding": {"N": 1, "C": 8, "H": 5, "W": 6, "K": 8, "R": 1, "S": 1, "padding": (1, 2)},
     "pointwise-stride-padding": {"N": 1, "C": 8, "H": 5, "W": 6, "K": 8, "R": 1, "S": 1, "stride": 3, "padding": 1},
     "fully-connected": {"N": 5, "C": 64, "H": 1, "W": 1, "K": 40, "R": 1, "S": 1},

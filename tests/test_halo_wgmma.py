@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -230,10 +231,27 @@ def test_slabs_by_hand() -> None:
     for knobs, layer in (
         ({"stack": 1}, HEADLINE),
         ({"stack": 1}, replace(HEADLINE, stride=(2, 1), dilation=(2, 1), padding=(2, 1))),
+        # no output meets the odd lines
+        ({"stack": 2}, replace(HEADLINE, R=1, stride=(2, 1), padding=(0, 1))),
     ):
         changed = Config.of(FAMILY.name, dict(c.knobs) | knobs)
-        assert "several lines apart, without dilation" in str(FAMILY.legal(changed, layer, H200))
+        assert "several lines apart and need them all" in str(FAMILY.legal(changed, layer, H200))
     assert FAMILY.legal(config(stack=1, slabs=1), replace(HEADLINE, stride=(2, 1)), H200) is None
+
+
+@pytest.mark.parametrize("orient", [0, 1])
+def test_some_product_waits_for_every_slab(orient: int) -> None:
+    found = 0
+    for stack, stride, taps in itertools.product((1, 2, 3, 4), (1, 2), range(1, 8)):
+        r, s = (1, taps) if orient else (taps, 1)
+        layer = ConvProblem(N=1, C=64, H=80, W=80, K=8, R=r, S=s, stride=(1, stride) if orient else (stride, 1))
+        slabs = {c["slabs"] for c in FAMILY.configs(layer, H200) if (c["orient"], c["stack"]) == (orient, stack)}
+        rows, spread = range((stack - 1) * stride + taps), stack * stride
+        met = {i % spread for i in rows if any(0 <= i - o * stride < taps for o in range(stack))}
+        several = len({i % spread for i in rows}) > 1
+        assert slabs == ({0, 1} if several and met == {i % spread for i in rows} else {0}), (stack, stride, taps)
+        found += 1 in slabs
+    assert found > 20
 
 
 def test_streamed_weights_by_hand() -> None:

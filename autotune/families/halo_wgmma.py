@@ -166,8 +166,8 @@ class HaloWgmma(Family):
         g = _geometry(t, p)
         if g.width < 4:
             return f"of eight pixels {g.width} would be outputs"
-        if t.slabs and (g.slabs == 1 or slow.dilation > 1):
-            return "slabs are of groups that lie several lines apart, without dilation"
+        if t.slabs and (g.slabs == 1 or slow.dilation > 1 or slow.taps < slow.stride):
+            return "slabs are of groups that lie several lines apart and need them all"
         if g.pitch > 256 or g.halo_slow > 256:
             return f"a halo of {g.pitch} x {g.halo_slow} pixels is more than a copy brings"
         for columns in g.columns:
@@ -194,8 +194,8 @@ class HaloWgmma(Family):
         if t.turns and t.streamed:
             return "streamed tiles come in turn by themselves"
         g = _geometry(t, p)
-        if _full_barriers(t, g) * g.slabs > 64:
-            return f"{_full_barriers(t, g) * g.slabs} barriers are too many"
+        if _full_barriers(t, g) > 64:
+            return f"{_full_barriers(t, g)} barriers are too many"
         if t.grouped and len(set(g.columns)) == 1:
             return "grouped changes nothing with products of one shape"
         smem = _smem_bytes(t, g, p)
@@ -355,12 +355,12 @@ def _parts(t: _Tile, g: _Geometry) -> int:
 
 
 def _full_barriers(t: _Tile, g: _Geometry) -> int:
-    """Times as many as a part has slabs are the barriers on which consumers wait for copies."""
-    return math.lcm(t.stages, t.consumers * _parts(t, g))
+    """On which consumers wait for copies: one of each belongs to one slab, and to one consumer."""
+    return math.lcm(t.stages, t.consumers * _parts(t, g)) * g.slabs
 
 
 def _smem_bytes(t: _Tile, g: _Geometry, p: ConvProblem) -> int:
-    rest = 8 * (_full_barriers(t, g) * g.slabs + t.stages + 1 + t.consumers) + collected_bytes(t.consumers, t.cta_n, p)
+    rest = 8 * (_full_barriers(t, g) + t.stages + 1 + t.consumers) + collected_bytes(t.consumers, t.cta_n, p)
     if t.streamed:
         return t.stages * (g.plane_bytes + -(-g.weight_bytes // g.chunks // 1024) * 1024) + rest
     return -(-g.weight_bytes // 1024) * 1024 + t.stages * g.chunks * g.plane_bytes + rest

@@ -192,7 +192,7 @@ igemm_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_cons
         items = _tiles(t, problem, device) * t.split_k
         blocks = min(_blocks(t, device), items)
         product = t.cta_m / 64 * t.chunk_bytes / 32 * max(t.cta_n / 2, 16 + t.cta_n / 4)
-        filters = 0 if t.resident else t.cta_n  # that come with every slice
+        filters = t.cta_n * (blocks / items if t.resident else 1)  # copied with a slice
         read = (t.cta_m + filters / t.cluster) * t.chunk_bytes * blocks / device.sm_count / _L2_BYTES
         copies = (t.cta_m + filters) * max(t.chunk_bytes / _COPY_BYTES, _ROW_CLOCKS if t.chunk_bytes < 128 else 0)
         # few stages do not hide how much the copies' latency varies
