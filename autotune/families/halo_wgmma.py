@@ -241,7 +241,7 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
         t = _Tile.of(config)
         g = _geometry(t, problem)
         return Launch(
-            grid=g.blocks_n * min(device.sm_count // g.blocks_n, g.tiles),
+            grid=_blocks(g, device),
             block=t.consumers * 128 + (128 if t.reassign else 32),
             smem_bytes=_smem_bytes(t, g, problem),
             arguments=(
@@ -274,11 +274,10 @@ halo_wgmma(const __grid_constant__ ptx::TensorMap activation, const __grid_const
         waits = 0.1 / (t.stages - 1) ** 2 + 0.01 * max(0.0, depth - 1) + 0.05 * max(0.0, 1 / depth - 1)
         clocks = max(clocks, (clocks + finish) / t.consumers) * (1.0 + waits)
         clocks *= 1.0 + 0.02 * (t.turns == 0) + 0.01 * (t.grouped == 1) + 0.03 * t.orient
-        share = device.sm_count // g.blocks_n
-        rounds = -(-g.tiles // share)
+        rounds = -(-g.tiles * g.blocks_n // _blocks(g, device))
         compute, memory = rounds * clocks / _CLOCK_HZ, problem.min_bytes / device.bytes_per_s
         # with slabs, products do not wait for all of the blocks' first tiles
-        first = min(share, g.tiles) * g.blocks_n * g.chunks // _parts(t, g) * g.plane_bytes / _FIRST_BYTES
+        first = _blocks(g, device) * g.chunks // _parts(t, g) * g.plane_bytes / _FIRST_BYTES
         compute = max(0.0, compute - first * max(0.0, 1 - 1.5 / g.slabs))
         return 2.5 + 0.2 * t.slabs + 1e6 * (max(compute, memory) + 0.25 * min(compute, memory))
 
@@ -347,6 +346,11 @@ def _windows(stack: int, slow: _Axis) -> tuple[tuple[int, int], ...]:
         ]
         found.append((met[0] if met else stack, len(met)))
     return tuple(found)
+
+
+def _blocks(g: _Geometry, device: DeviceSpec) -> int:
+    """Thread blocks: as many for each block of filters."""
+    return g.blocks_n * min(device.sm_count // g.blocks_n, g.tiles)
 
 
 def _parts(t: _Tile, g: _Geometry) -> int:

@@ -130,8 +130,7 @@ void check(const Tensor& t) {
   if (t.swizzle != 32 && t.swizzle != 64 && t.swizzle != 128) refuse("swizzle");
   if (!pixels) {
     if (t.box.size() != rank || !all(t.box, [](int64_t x) { return x >= 1 && x <= 256; })) refuse("box");
-    if (!t.steps.empty() && (t.steps.size() != rank || t.steps[0] != 1)) refuse("steps");
-    if (!all(t.steps, [](int64_t x) { return x >= 1 && x <= 8; })) refuse("steps");
+    if (t.steps.size() != rank || t.steps[0] != 1 || !all(t.steps, [](int64_t x) { return x >= 1 && x <= 8; })) refuse("steps");
     return;
   }
   if (rank != 4 || t.box.size() != 2 || t.box[0] > 256 || t.box[1] < 1 || t.box[1] > 1024) refuse("box of pixels");
@@ -193,7 +192,7 @@ Copy box(unsigned target, const void* map, const int* coordinates, int rank, Sit
   for (int axis = 1; axis < rank || rank == 1;) {
     copy.rows.push_back(at);
     for (axis = 1; axis < rank; ++axis) {
-      at[size_t(axis)] += tensor.steps.empty() ? 1 : tensor.steps[size_t(axis)];
+      at[size_t(axis)] += tensor.steps[size_t(axis)];
       if (at[size_t(axis)] < first[size_t(axis)] + tensor.box[size_t(axis)]) break;
       at[size_t(axis)] = first[size_t(axis)];
     }
